@@ -1,0 +1,199 @@
+"""The one typed configuration, and the only place that reads the environment.
+
+Sections are frozen, unknown keys are errors, names are SGLang's where the meaning is the same. `resolve` turns every
+`auto` into a value, once, in a new object.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sgray.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+Auto = Literal["auto"]
+
+
+class Section(BaseModel):
+    """A frozen group of leaves that refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """Which model, and how to hold it."""
+
+    model_path: str = Field(DEFAULT_MODEL, description="Hugging Face repo id, local directory, or the embedded default's name.")
+    tokenizer_path: str | None = Field(None, description="Another place for the tokenizer; the model's own if unset.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub repository.")
+    served_model_name: str | None = Field(None, description="The name clients use; model_path if unset.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Computing type; auto is bfloat16 where the hardware has it, else float32."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is cuda where a GPU is visible.")
+    context_length: int | None = Field(None, ge=1, description="Lower the model's own limit on prompt plus answer.")
+    chat_template: str | None = Field(None, description="A file with a Jinja chat template; the tokenizer's own if unset.")
+
+
+class ParallelConfig(Section):
+    """How many ranks share one model."""
+
+    tp_size: int = Field(1, ge=1, description="Tensor parallel ranks a replica.")
+
+
+class MemoryConfig(Section):
+    """The key-value memory of one replica."""
+
+    mem_fraction_static: float = Field(
+        0.85, gt=0, lt=1, description="Share of the device's free memory for weights and key-value pages."
+    )
+    max_total_tokens: int | None = Field(None, ge=1, description="Size of the key-value pool in tokens; from memory if unset.")
+    page_size: int | Auto = Field("auto", description="Tokens a page; auto is 64 on cuda, 16 on cpu.")
+    disable_radix_cache: bool = Field(False, description="Compute every prompt from its first token.")
+
+
+class ScheduleConfig(Section):
+    """The order and the size of work."""
+
+    chunked_prefill_size: int | Auto = Field("auto", description="Token budget a step; auto is 8192 on cuda, 512 on cpu.")
+    max_running_requests: int | Auto = Field("auto", description="Sequences computed together; auto is 256 on cuda, 64 on cpu.")
+    max_queued_requests: int = Field(1024, ge=0, description="Waiting requests a replica holds before it answers 503.")
+    schedule_policy: Literal["fcfs", "lpm"] = Field("fcfs", description="fcfs: by age; lpm: longest cached prefix first, with an age cap.")
+    random_seed: int | None = Field(None, ge=0, description="Fixes the seeds drawn for requests that bring none.")
+
+
+class ApiConfig(Section):
+    """Limits of the HTTP border; each is answered by a 4xx."""
+
+    max_body_bytes: int = Field(8 * 2**20, ge=1024, description="Largest request body.")
+    max_n: int = Field(128, ge=1, description="Largest n of one call.")
+    max_batch: int = Field(256, ge=1, description="Most prompts in one completions call.")
+    max_stop: int = Field(16, ge=1, description="Most stop strings of one call.")
+    request_timeout_s: float | None = Field(None, gt=0, description="Longest time a request may take; unlimited if unset.")
+
+
+class ServeConfig(Section):
+    """The Ray Serve side: how many replicas, how they come and go."""
+
+    min_replicas: int = Field(1, ge=0, description="Fewest engine replicas.")
+    max_replicas: int = Field(1, ge=1, description="Most engine replicas.")
+    num_ingress_replicas: int = Field(1, ge=1, description="Replicas of the HTTP ingress.")
+    target_ongoing_requests: float = Field(32.0, gt=0, description="Requests a replica should hold; more starts another.")
+    upscale_delay_s: float = Field(10.0, ge=0)
+    downscale_delay_s: float = Field(300.0, ge=0)
+    graceful_shutdown_timeout_s: float = Field(600.0, ge=0, description="How long a replica that goes away may finish its streams.")
+    health_check_period_s: float = Field(5.0, gt=0)
+    wedge_timeout_s: float = Field(60.0, gt=0, description="Work waiting and no step for this long: the replica is replaced.")
+    routing_policy: Literal["cost", "round_robin"] = Field("cost", description="How the ingress picks a replica.")
+    num_cpus_per_replica: float = Field(1.0, ge=0, description="Ray CPUs an engine replica reserves.")
+    num_cpus_per_ingress: float = Field(0.1, ge=0, description="Ray CPUs an ingress replica reserves.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ServeConfig:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})")
+        return self
+
+
+class Config(Section):
+    """Everything. Build it with `Config.parse`, so that a wrong key is explained."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    api: ApiConfig = Field(default_factory=ApiConfig)
+    serve: ServeConfig = Field(default_factory=ServeConfig)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Config:
+        """A configuration from nested mappings; raises ConfigError that names the wrong key and what is allowed."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigError("\n".join(_explain(cls, item) for item in error.errors())) from None
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use."""
+        return self.model.served_model_name or self.model.model_path
+
+    def resolve(self, hardware: Hardware) -> Config:
+        """A new configuration without any `auto`, each decision logged."""
+        device = self.model.device
+        if device == "auto":
+            device = "cuda" if hardware.has_cuda else "cpu"
+        if device == "cuda" and not hardware.has_cuda:
+            raise ConfigError("model.device is 'cuda' but no CUDA device is visible; use 'cpu' or 'auto'")
+        on_gpu = device == "cuda"
+        decided = {
+            "model.device": device,
+            "model.dtype": "bfloat16" if hardware.has_bfloat16 or on_gpu else "float32",
+            "memory.page_size": 64 if on_gpu else 16,
+            "schedule.chunked_prefill_size": 8192 if on_gpu else 512,
+            "schedule.max_running_requests": 256 if on_gpu else 64,
+        }
+        values = self.model_dump()
+        for path, value in decided.items():
+            section, leaf = path.split(".")
+            if values[section][leaf] == "auto":
+                values[section][leaf] = value
+                logger.info("%s: auto is %s here", path, value)
+        return Config.parse(values)
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a process may use; measured by whoever has torch, handed in as data."""
+
+    num_threads: int
+    memory_bytes: int
+    has_cuda: bool = False
+    has_bfloat16: bool = False
+
+
+def leaves() -> dict[str, type[Section]]:
+    """Every leaf of the configuration as "section.leaf" with the section that owns it."""
+    return {
+        f"{name}.{leaf}": section
+        for name, field in Config.model_fields.items()
+        if isinstance(section := field.annotation, type) and issubclass(section, Section)
+        for leaf in section.model_fields
+    }
+
+
+def cache_dir() -> Path:
+    """Where converted models are kept: SGRAY_CACHE, else the user's cache directory."""
+    if path := os.environ.get("SGRAY_CACHE"):
+        return Path(path)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sgray"
+
+
+def is_offline() -> bool:
+    """Whether the user forbids the network (HF_HUB_OFFLINE, the hub's own switch)."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
+
+
+def _explain(root: type[Section], item: Any) -> str:
+    """One line for one pydantic error: the place, what is wrong, what is allowed there."""
+    place = ".".join(str(part) for part in item["loc"])
+    if item["type"] != "extra_forbidden":
+        return f"{place}: {item['msg']} (got {item.get('input')!r})" if place else item["msg"]
+    owner = root
+    for part in item["loc"][:-1]:
+        owner = owner.model_fields[part].annotation  # type: ignore[assignment]
+    allowed = list(owner.model_fields)
+    near = difflib.get_close_matches(str(item["loc"][-1]), allowed, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown key {place!r}{hint} Allowed here: {', '.join(sorted(allowed))}"
