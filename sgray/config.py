@@ -42,6 +42,9 @@ class ModelConfig(Section):
         "auto", description="Computing type; auto is bfloat16 where the hardware has it, else float32."
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is cuda where a GPU is visible.")
+    num_threads: int | Auto = Field(
+        "auto", description="Threads that compute on the CPU; auto is all cores, shared evenly by the replicas."
+    )
     context_length: int | None = Field(None, ge=1, description="Lower the model's own limit on prompt plus answer.")
     chat_template: str | None = Field(None, description="A file with a Jinja chat template; the tokenizer's own if unset.")
 
@@ -140,6 +143,7 @@ class Config(Section):
         decided = {
             "model.device": device,
             "model.dtype": "bfloat16" if hardware.has_bfloat16 or on_gpu else "float32",
+            "model.num_threads": hardware.num_threads,
             "memory.page_size": 64 if on_gpu else 16,
             "schedule.chunked_prefill_size": 8192 if on_gpu else 512,
             "schedule.max_running_requests": 256 if on_gpu else 64,

@@ -1,0 +1,136 @@
+"""A scheduler and an executor joined: requests in, reports out, one step at a call, one thread.
+
+Knows neither threads nor text. It survives what a step throws at it: the sequences of that step end with an error, the
+others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from sgray.config import Config, Hardware
+from sgray.engine.plan import StepPlan, StepResult
+from sgray.engine.scheduler import Limits, Scheduler
+from sgray.errors import EngineError, SgrayError
+from sgray.memory.cache import PrefixCache
+from sgray.protocol import EngineInfo, Load, Request, StepReport
+
+logger = logging.getLogger(__name__)
+
+CHECK_PERIOD_S = 10.0
+
+
+class StepExecutor(Protocol):
+    """Whatever turns a plan into tokens."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute one step."""
+
+
+class Engine:
+    """One replica's engine. `failure` is the message of the last step if that step failed as a whole, else None."""
+
+    def __init__(
+        self,
+        executor: StepExecutor,
+        info: EngineInfo,
+        config: Config,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self.failure: str | None = None
+        self._executor = executor
+        self._clock = clock
+        self._checked = clock()
+        self._cache = PrefixCache(info.num_pages, info.page_size, disabled=config.memory.disable_radix_cache)
+        self._scheduler = Scheduler(
+            self._cache,
+            _limits(info, config),
+            clock=clock,
+            policy=config.schedule.schedule_policy,
+            random_seed=config.schedule.random_seed,
+        )
+
+    @classmethod
+    def load(cls, config: Config) -> Engine:
+        """An engine with the model that the configuration names; raises ConfigError if that cannot be."""
+        from sgray.engine.executor import load_executor  # torch is needed from here on, not to import this module
+
+        executor, info = load_executor(config)
+        return cls(executor, info, config)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do or to tell."""
+        return self._scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request; raises the SgrayError that refuses it."""
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; unknown ids are ignored."""
+        self._scheduler.abort(request_id)
+
+    def step(self) -> StepReport:
+        """Compute one step, if there is anything to compute, and tell what happened since the last report."""
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return self.report()
+        try:
+            result = self._executor.execute(plan)
+        except Exception as error:  # whatever it is, it is this step's and not the engine's end
+            logger.exception("step %d failed", plan.step)
+            self.failure = f"{type(error).__name__}: {error}"
+            self._scheduler.fail(error if isinstance(error, SgrayError) else EngineError("the engine failed in a step"))
+            return self.report()
+        self.failure = None
+        deltas = self._scheduler.update(plan, result)
+        self._check_when_idle()
+        return StepReport(deltas, self._cache.drain_events(), self.current_load())
+
+    def report(self) -> StepReport:
+        """What happened since the last report, without a step: aborts, finishes without a token, cache events."""
+        return StepReport(self._scheduler.drain(), self._cache.drain_events(), self.current_load())
+
+    def current_load(self) -> Load:
+        """What there is to do and how full the engine is."""
+        return self._scheduler.load()
+
+    def fail_all(self, error: SgrayError) -> None:
+        """End every sequence with this error and start with an empty cache."""
+        self._cache.clear()  # first: if its books are wrong, giving leases back would stumble over them
+        self._scheduler.fail_all(error)
+
+    def check(self) -> None:
+        """Prove the books of pages and slots; AssertionError if they are wrong."""
+        self._scheduler.check()
+
+    def _check_when_idle(self) -> None:
+        """Now and then, when nothing runs, look for lost pages; if there are any, log it and start afresh."""
+        if not self._scheduler.is_idle or self._clock() - self._checked < CHECK_PERIOD_S:
+            return
+        self._checked = self._clock()
+        try:
+            self.check()
+        except AssertionError:
+            logger.exception("the cache's books are wrong; the cache is rebuilt empty")
+            self._cache.clear()
+
+
+def _limits(info: EngineInfo, config: Config) -> Limits:
+    on_cuda = info.device.startswith("cuda")
+    schedule = config.resolve(Hardware(num_threads=1, memory_bytes=0, has_cuda=on_cuda)).schedule
+    assert isinstance(schedule.chunked_prefill_size, int)
+    return Limits(
+        token_budget=max(schedule.chunked_prefill_size, 2),
+        max_running=info.max_running_requests,
+        max_queued=schedule.max_queued_requests,
+        context_length=info.context_length,
+        vocab_size=info.vocab_size,
+        end_ids=info.end_ids,
+    )

@@ -1,0 +1,170 @@
+"""Builds everything that has torch in it, and the seam through which the scheduler's plans reach it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from sgray.config import Config, Hardware
+from sgray.engine.plan import StepPlan, StepResult
+from sgray.engine.runner import ModelRunner
+from sgray.errors import ConfigError
+from sgray.layers.backends.torch_sdpa import TorchBackend
+from sgray.layers.linear import Placement
+from sgray.layers.quant.unquantized import Unquantized
+from sgray.memory.pool import KVPool, PoolShape, plan_num_pages
+from sgray.models.decoder import Decoder
+from sgray.models.hub import resolve_model
+from sgray.models.loader import load_weights
+from sgray.models.spec import ModelSpec
+from sgray.parallel.mesh import Mesh
+from sgray.protocol import EngineInfo
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+UNLIMITED = 2**60  # cgroup version 1 writes "no limit" as a number near 2**63
+
+
+class Executor(Protocol):
+    """Executes plans, on one rank or on many."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Computes one step."""
+        ...
+
+
+def load_executor(config: Config) -> tuple[Executor, EngineInfo]:
+    """The model of `config`, loaded and ready, with the facts about it.
+
+    Raises ConfigError or ModelLoadError, before any weights are read where the configuration alone is wrong.
+    """
+    hardware = measure_hardware()
+    config = config.resolve(hardware)
+    model_dir = resolve_model(config.model.model_path, revision=config.model.revision)
+    spec = _served_spec(ModelSpec.read(model_dir), config)
+    device = torch.device(config.model.device)
+    if device.type == "cpu":
+        assert isinstance(config.model.num_threads, int), "resolved"
+        torch.set_num_threads(config.model.num_threads)
+    placement = Placement(Mesh(), DTYPES[config.model.dtype], device)
+    model = Decoder(spec, placement, Unquantized())
+    load_weights(model, model_dir)
+    pool = _build_pool(config, spec, placement)
+    backend = TorchBackend(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.windows, placement.dtype)
+    return ModelRunner(model, pool, backend), _info(config, spec, model_dir, pool)
+
+
+def measure_hardware() -> Hardware:
+    """What this process may use: the CPUs it may run on and the memory its container leaves, whichever is less."""
+    return Hardware(
+        num_threads=_num_threads(),
+        memory_bytes=free_memory_bytes(torch.device("cpu")),
+        has_cuda=torch.cuda.is_available(),
+        has_bfloat16=_has_fast_bfloat16(),
+    )
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = _system_free_bytes()
+    limit = _read_limit("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    used = _read_limit("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+    if limit is not None and used is not None:
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def _served_spec(spec: ModelSpec, config: Config) -> ModelSpec:
+    """The specification with the configured context; checks what the configuration asks of the model."""
+    spec.check_parallel(config.parallel.tp_size)
+    if config.parallel.tp_size > 1:
+        raise ConfigError(
+            f"parallel.tp_size {config.parallel.tp_size} fits this model, but running on several ranks is not available "
+            "yet; set it to 1",
+            param="tp_size",
+        )
+    length = config.model.context_length
+    if length is None:
+        return spec
+    if length > spec.context_length:
+        raise ConfigError(f"model.context_length {length} is above the model's own limit of {spec.context_length}")
+    return spec.with_context_length(length)
+
+
+def _build_pool(config: Config, spec: ModelSpec, placement: Placement) -> KVPool:
+    assert isinstance(config.memory.page_size, int), "resolved"
+    shape = PoolShape(spec.num_layers, config.memory.page_size, spec.num_kv_heads, spec.head_dim, placement.dtype)
+    free_bytes = free_memory_bytes(placement.device)
+    num_pages = plan_num_pages(
+        config.memory, shape, free_bytes=free_bytes, is_cpu=placement.device.type == "cpu"
+    )
+    logger.info("key-value memory: %d pages of %d tokens", num_pages, shape.page_size)
+    return KVPool(num_pages, shape, placement.device)
+
+
+def _info(config: Config, spec: ModelSpec, model_dir: Path, pool: KVPool) -> EngineInfo:
+    assert isinstance(config.schedule.max_running_requests, int), "resolved"
+    return EngineInfo(
+        model_name=config.model_name,
+        model_dir=str(model_dir),
+        architecture=spec.family.architecture,
+        dtype=config.model.dtype,
+        device=config.model.device,
+        vocab_size=spec.vocab_size,
+        context_length=spec.context_length,
+        end_ids=spec.end_ids,
+        page_size=pool.shape.page_size,
+        num_pages=len(pool.pages),
+        max_running_requests=config.schedule.max_running_requests,
+    )
+
+
+def _num_threads() -> int:
+    """CPUs of the affinity mask, or fewer where the container's quota is smaller."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cpu_quota()
+    return max(1, affinity if quota is None else min(affinity, int(quota)))
+
+
+def _cpu_quota() -> float | None:
+    """CPUs that the container's quota allows, None without one."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        limit = _read_limit("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+        interval = _read_limit("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+        return limit / interval if limit and interval else None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _read_limit(*paths: str) -> int | None:
+    """The number in the first of the files that exists; None for no limit."""
+    for path in paths:
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        return int(text) if text.isdigit() and int(text) < UNLIMITED else None
+    return None
+
+
+def _system_free_bytes() -> int:
+    """Memory that the system can still give out."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _has_fast_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware; elsewhere it is converted to float32 and slower than that."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))

@@ -1,0 +1,173 @@
+"""The one thread that steps an engine, and the one door to it from other threads.
+
+Callers leave requests and aborts in an inbox and are never blocked; everything that happens comes out through one
+callback, on the loop's thread. Knows nothing of HTTP or asyncio.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sgray.engine.engine import Engine
+from sgray.engine.sequence import failure
+from sgray.errors import EngineError, ReplicaLostError, SgrayError
+from sgray.protocol import Delta, Request, StepReport
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopHealth:
+    """Whether there is work, how long ago the last step ended (or the work came), and what the last step died of."""
+
+    busy: bool
+    last_step_age_s: float
+    alive: bool
+    error: str | None = None
+
+
+class EngineLoop:
+    """Runs steps while there is work and sleeps otherwise.
+
+    `publish` gets each report, on the loop's thread; once `stop` was called, on the thread of whoever comes late.
+    Nothing a request does ends the thread: a step that fails answers its own sequences with errors.
+    """
+
+    def __init__(
+        self, engine: Engine, publish: Callable[[StepReport], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._publish = publish
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._inbox: list[Request | str] = []  # a request to add, or the id of one to abort
+        self._is_stopping = False
+        self._is_busy = False
+        self._last_step = clock()
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._run, name="sgray-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; once."""
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Hand in a request; if it is refused, a delta with finish "error" says so. Never blocks."""
+        self._put(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; a delta with finish "abort" follows if it was unfinished. Never blocks."""
+        self._put(request_id)
+
+    def health(self) -> LoopHealth:
+        """How the loop is doing; may be called from any thread while a step runs."""
+        return LoopHealth(
+            busy=self._is_busy or bool(self._inbox),
+            last_step_age_s=max(0.0, self._clock() - self._last_step),
+            alive=self._thread.is_alive(),
+            error=self._error,
+        )
+
+    def stop(self) -> None:
+        """End the loop after the step in hand and wait for it. Unfinished requests are answered with an error."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._refuse_all()
+
+    def _put(self, item: Request | str) -> None:
+        with self._wake:
+            is_late = self._is_stopping
+            if not is_late:
+                self._mark_busy()
+                self._inbox.append(item)
+                self._wake.notify()
+        if is_late and isinstance(item, Request):
+            self._send(self._answer([item]))
+
+    def _mark_busy(self) -> None:
+        if not self._is_busy:
+            self._is_busy = True
+            self._last_step = self._clock()
+
+    def _run(self) -> None:
+        while (items := self._wait()) is not None:
+            try:
+                self._turn(items)
+            except Exception as error:  # a fault of the engine itself: answer everybody, go on with a clean cache
+                logger.exception("the engine failed between steps")
+                self._recover(error)
+
+    def _wait(self) -> list[Request | str] | None:
+        """What came in, at once if there is work; None when the loop is to end."""
+        with self._wake:
+            while not (self._inbox or self._is_stopping or self._engine.has_work):
+                self._is_busy = False
+                self._wake.wait()
+            if self._is_stopping:
+                return None
+            items, self._inbox = self._inbox, []
+            return items
+
+    def _turn(self, items: list[Request | str]) -> None:
+        if items:
+            refusals = [delta for item in items if (delta := self._take(item)) is not None]
+            report = self._engine.report()
+            if refusals or report.deltas or report.events:  # do not let these wait for a step
+                self._send(replace(report, deltas=refusals + report.deltas))
+        if not self._engine.has_work:
+            return
+        report = self._engine.step()
+        self._last_step = self._clock()
+        self._error = self._engine.failure
+        self._send(report)
+
+    def _take(self, item: Request | str) -> Delta | None:
+        """Pass one inbox item on; the answer if it is refused at once."""
+        if isinstance(item, str):
+            self._engine.abort(item)
+            return None
+        try:
+            self._engine.add(item)
+        except SgrayError as error:
+            return _refusal(item, error)
+        except Exception:  # malformed beyond what the border lets through: that request's own trouble
+            logger.exception("request %s could not be taken", item.id)
+            return _refusal(item, EngineError("the engine could not take the request"))
+        return None
+
+    def _send(self, report: StepReport) -> None:
+        try:
+            self._publish(report)
+        except Exception:
+            logger.exception("a report could not be published")
+
+    def _recover(self, error: Exception) -> None:
+        self._error = f"{type(error).__name__}: {error}"
+        self._last_step = self._clock()
+        self._engine.fail_all(EngineError("the engine failed and was reset"))
+        self._send(self._engine.report())
+
+    def _refuse_all(self) -> None:
+        """Answer what is left when the thread is gone."""
+        items, self._inbox = self._inbox, []
+        self._engine.fail_all(ReplicaLostError("the engine was stopped"))
+        report = self._engine.report()
+        self._is_busy = False
+        rest = self._answer([item for item in items if isinstance(item, Request)]).deltas
+        if report.deltas or rest:
+            self._send(replace(report, deltas=report.deltas + rest))
+
+    def _answer(self, requests: list[Request]) -> StepReport:
+        error = ReplicaLostError("the engine was stopped")
+        return StepReport([_refusal(request, error) for request in requests], [], self._engine.current_load())
+
+
+def _refusal(request: Request, error: SgrayError) -> Delta:
+    return Delta(request.id, finish=failure(error), cached_tokens=0)

@@ -1,0 +1,141 @@
+"""Plan to tokens on one rank. Holds the model, the pool and what each slot was told; decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sgray.engine.batch import Batch, build_batch
+from sgray.engine.plan import Admission, StepPlan, StepResult
+from sgray.engine.sampler import Counts, RowSampling, Sampled, has_penalty, rows_at_once, sample, token_logprobs
+from sgray.layers.attention import AttentionBackend, StepContext
+from sgray.memory.pool import KVPool
+from sgray.models.decoder import Decoder
+from sgray.protocol import NO_LOGPROBS, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Slot:
+    """A sequence as its admission told it, the pages it was given since, and how many of its tokens are counted."""
+
+    admission: Admission
+    counts: Counts | None
+    num_counted: int
+    pages: list[int] = field(default_factory=list)
+
+
+class ModelRunner:
+    """Executes plans for one model on one device."""
+
+    def __init__(self, model: Decoder, pool: KVPool, backend: AttentionBackend) -> None:
+        self._model = model
+        self._pool = pool
+        self._backend = backend
+        self._slots: dict[int, Slot] = {}
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Computes one step; fills the pool's pages and answers with the drawn tokens."""
+        self._prepare(plan)
+        if not plan.slots:
+            return StepResult(plan.step, [], [], [])
+        batch = build_batch(plan, [self._slots[slot].pages for slot in plan.slots], self._pool)
+        hidden_TI = self._model.hidden(batch.tokens, self._context(batch))
+        prompt_logprobs = [self._prompt_logprobs(plan, index, batch, hidden_TI) for index in range(len(plan.slots))]
+        return self._answer(plan, self._sample(plan, batch, hidden_TI), prompt_logprobs)
+
+    def _prepare(self, plan: StepPlan) -> None:
+        """Admissions, copies, new pages and the tokens that the sequences have grown by."""
+        for admission in plan.admissions:
+            self._slots[admission.slot] = self._admit(admission)
+        self._pool.copy_pages(plan.copies)
+        first = 0
+        for slot, start, length, pages in zip(plan.slots, plan.starts, plan.lengths, plan.new_pages, strict=True):
+            state = self._slots[slot]
+            self._append_pages(state, pages, start, length)
+            _count(state, start, plan.tokens[first : first + length])
+            first += length
+
+    def _admit(self, admission: Admission) -> Slot:
+        counts = None
+        if has_penalty(admission.sampling):
+            size, device = self._model.spec.vocab_size, self._pool.pages.device
+            counts = Counts.of(admission.tokens, admission.num_prompt, size, device)
+        return Slot(admission, counts, len(admission.tokens))
+
+    def _append_pages(self, state: Slot, pages: list[int], start: int, length: int) -> None:
+        size = self._pool.shape.page_size
+        state.pages.extend(pages)
+        end = start + length
+        # Only a last page that this step begins and does not fill can show an earlier owner's tokens to a mask.
+        if end % size and end - end % size >= start:
+            self._pool.clear_pages([state.pages[end // size]])
+
+    def _context(self, batch: Batch) -> StepContext:
+        return StepContext(
+            rotation=self._model.rope.rotation(batch.positions),
+            rows=self._pool.rows,
+            key_rows=batch.key_rows,
+            value_rows=batch.value_rows,
+            attention=self._backend.plan(self._pool.pages, batch.spans),
+        )
+
+    def _sample(self, plan: StepPlan, batch: Batch, hidden_TI: Tensor) -> Sampled:
+        """Tokens of the sequences that sample, in batch order."""
+        sampling = [index for index, samples in enumerate(plan.samples) if samples]
+        if not sampling:
+            return Sampled([], [])
+        spans = [batch.spans[index] for index in sampling]
+        rows = [self._row(plan.slots[index], span.start + span.length) for index, span in zip(sampling, spans, strict=True)]
+        last = [span.row + span.length - 1 for span in spans]
+        if len(last) < len(hidden_TI):
+            hidden_TI = hidden_TI[last]
+        return sample(self._model.logits(hidden_TI), rows)
+
+    def _row(self, slot: int, position: int) -> RowSampling:
+        """How the token at `position` of a slot's sequence is drawn."""
+        state = self._slots[slot]
+        told = state.admission
+        return RowSampling(told.sampling, told.seed, position - told.num_prompt, told.end_ids, state.counts)
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, index: int, batch: Batch, hidden_TI: Tensor
+    ) -> list[TokenLogprobs] | None:
+        """One entry for each prompt token that the span's positions predict; logits in pieces of bounded size."""
+        told = self._slots[plan.slots[index]].admission
+        num_top = told.sampling.prompt_logprobs
+        if num_top == NO_LOGPROBS:
+            return None
+        span = batch.spans[index]
+        targets = told.tokens[span.start + 1 : min(span.start + span.length + 1, told.num_prompt)]
+        at_once = rows_at_once(self._model.spec.vocab_size)
+        entries: list[TokenLogprobs] = []
+        for first in range(0, len(targets), at_once):
+            piece = targets[first : first + at_once]
+            rows = hidden_TI[span.row + first : span.row + first + len(piece)]
+            entries += token_logprobs(self._model.logits(rows), piece, [num_top] * len(piece))
+        return entries
+
+    def _answer(
+        self, plan: StepPlan, sampled: Sampled, prompt_logprobs: list[list[TokenLogprobs] | None]
+    ) -> StepResult:
+        """Spreads the sampled rows over the whole batch."""
+        result = StepResult(plan.step, [-1] * len(plan.slots), [None] * len(plan.slots), prompt_logprobs)
+        sampling = [index for index, samples in enumerate(plan.samples) if samples]
+        for row, index in enumerate(sampling):
+            result.tokens[index] = sampled.tokens[row]
+            result.logprobs[index] = sampled.logprobs[row]
+            if row in sampled.errors:
+                result.errors[index] = sampled.errors[row]
+        return result
+
+
+def _count(state: Slot, start: int, tokens: list[int]) -> None:
+    """Counts generated tokens that the runner sees for the first time, for penalties."""
+    new = tokens[max(0, state.num_counted - start) :]
+    state.num_counted += len(new)
+    if state.counts is not None:
+        for token in new:
+            state.counts.add(token)

@@ -1,0 +1,116 @@
+"""One request's life in the engine: its tokens, how many of them are computed, what it waits for, how it ended.
+
+Knows no device, batch or queue. A sequence has no phases: what is left to do is `num_remaining`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sgray.errors import SgrayError
+from sgray.memory.cache import KVLease
+from sgray.protocol import NO_LOGPROBS, Delta, ErrorInfo, Finish, Request, TokenLogprobs
+
+NO_SLOT = -1
+PREFIX_WAIT = "prefix"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """The state of one request. It may be scheduled when `waits` is empty.
+
+    `tokens[:num_prompt]` is the prompt, the rest is generated; `[0, num_computed)` stand in the lease's pages. `seed`
+    and the index of a generated token fix its random draw. `number` and `arrival` (seconds) never change, so a
+    retracted sequence keeps its age. `num_uncached` estimates, while it waits, how many tokens it will have to compute.
+    """
+
+    request: Request
+    number: int
+    arrival: float
+    seed: int
+    namespace: bytes
+    hashes: list[int]
+    max_length: int
+    stop_ids: frozenset[int]
+    num_uncached: int = 0
+    tokens: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    lease: KVLease | None = None
+    slot: int = NO_SLOT
+    num_sent_pages: int = 0
+    last_step: int = -1
+    waits: set[str] = field(default_factory=set)
+    awaited_page: int | None = None
+    is_retracted: bool = False
+    num_cached: int | None = None
+    finish: Finish | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    has_emitted: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.tokens)
+        if self.request.sampling.prompt_logprobs != NO_LOGPROBS:
+            self.prompt_logprobs = [None]
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.tokens)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - len(self.request.tokens)
+
+    @property
+    def num_remaining(self) -> int:
+        """Known tokens that are not computed: 1 for a sequence that decodes."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether another token may be drawn."""
+        return len(self.tokens) < self.max_length
+
+    @property
+    def max_cached(self) -> int:
+        """The most tokens that may come from the cache: positions whose logits are still asked for must be computed."""
+        if self.prompt_logprobs is None:
+            return len(self.tokens) - 1
+        return min(len(self.prompt_logprobs), len(self.tokens)) - 1
+
+    def collect_prompt_logprobs(self, start: int, entries: list[TokenLogprobs] | None) -> None:
+        """Keep the logprobs of prompt tokens `start + 1` and on, as far as they are new."""
+        if self.prompt_logprobs is not None and entries is not None:
+            self.prompt_logprobs += entries[len(self.prompt_logprobs) - start - 1 :]
+
+    def accept(self, token: int) -> None:
+        """Append a drawn token, and finish if it ends the sequence."""
+        self.tokens.append(token)
+        if token in self.stop_ids and self.num_generated > self.request.sampling.min_new_tokens:
+            self.finish = Finish("stop", matched=token)
+        elif not self.may_grow:
+            self.finish = Finish("length")
+
+    def delta(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> Delta:
+        """What the outside has not heard yet: these new tokens, the finish if any, and what comes but once."""
+        cached = None if self.has_emitted else self.num_cached or 0
+        self.has_emitted = True
+        prompt_logprobs = None
+        if self.prompt_logprobs is not None and (tokens or self.finish):
+            if len(self.prompt_logprobs) == self.num_prompt:
+                prompt_logprobs = self.prompt_logprobs
+            self.prompt_logprobs = None
+        return Delta(
+            self.request.id,
+            tokens,
+            logprobs if self.request.sampling.logprobs != NO_LOGPROBS else None,
+            self.finish,
+            cached,
+            prompt_logprobs,
+        )
+
+
+def failure(error: SgrayError) -> Finish:
+    """The end of a sequence that met an error."""
+    return Finish("error", error=ErrorInfo(error.status, error.type, error.message, error.param, error.code))

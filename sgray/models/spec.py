@@ -1,0 +1,332 @@
+"""What a model directory says about its model; the one place that reads config.json and generation_config.json.
+
+One line a field, each with its type and whether it is required. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sgray.errors import ModelLoadError
+from sgray.layers.scaling import RopeScaling, ScalingKind
+from sgray.models.family import Family
+from sgray.models.registry import find_family
+from sgray.parallel.mesh import Split, check_rules
+
+DEFAULT_THETA = 10000.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder's shape. `windows[layer]` is how many tokens that layer sees back, itself included; None for all."""
+
+    family: Family
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    context_length: int
+    rms_norm_eps: float
+    is_tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    windows: tuple[int | None, ...]
+    rope: RopeScaling
+    end_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, model_dir: Path) -> ModelSpec:
+        """The specification of the model in `model_dir`; raises ModelLoadError naming what is missing or unsupported."""
+        fields = Fields.load(model_dir / "config.json")
+        family = find_family(fields.get("architectures"))
+        fields = fields.with_defaults(family.defaults)
+        _refuse_unsupported(fields)
+        num_heads = fields.integer("num_attention_heads")
+        num_layers = fields.integer("num_hidden_layers")
+        hidden_size = fields.integer("hidden_size")
+        attention_bias = fields.boolean("attention_bias", False)
+        rope = _read_rope(fields)
+        head_dim = fields.integer("head_dim", hidden_size // num_heads)
+        spec = cls(
+            family=family,
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+            head_dim=head_dim,
+            context_length=rope.length,
+            rms_norm_eps=fields.number("rms_norm_eps"),
+            is_tied=fields.boolean("tie_word_embeddings", False),
+            qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+            output_bias=attention_bias if family.output_bias is None else family.output_bias,
+            mlp_bias=fields.boolean("mlp_bias", False) if family.mlp_bias is None else family.mlp_bias,
+            windows=_read_windows(fields, family, num_layers),
+            rope=rope,
+            end_ids=_read_end_ids(fields, model_dir),
+        )
+        spec._check(fields)
+        return spec
+
+    @property
+    def query_rule(self) -> Split:
+        """How query heads are shared by ranks."""
+        return Split(self.num_heads, "query heads")
+
+    @property
+    def kv_rule(self) -> Split:
+        """How key-value heads are shared by ranks."""
+        return Split(self.num_kv_heads, "key-value heads", shared=True)
+
+    @property
+    def mlp_rule(self) -> Split:
+        """How the inner columns of the feed-forward block are shared by ranks."""
+        return Split(self.intermediate_size, "MLP columns")
+
+    def check_parallel(self, tp_size: int) -> None:
+        """Raises ConfigError with the counts and the sizes that fit, where `tp_size` ranks cannot share the model."""
+        check_rules([self.query_rule, self.kv_rule, self.mlp_rule], tp_size)
+
+    def with_context_length(self, context_length: int) -> ModelSpec:
+        """The same model serving shorter contexts."""
+        return replace(self, context_length=context_length, rope=replace(self.rope, length=context_length))
+
+    def _check(self, fields: Fields) -> None:
+        for name, value in (
+            ("num_attention_heads", self.num_heads),
+            ("num_key_value_heads", self.num_kv_heads),
+            ("hidden_size", self.hidden_size),
+            ("vocab_size", self.vocab_size),
+            ("head_dim", self.head_dim),
+            ("num_hidden_layers", self.num_layers),
+        ):
+            if value < 1:
+                raise fields.error(f"{name} is {value}; it must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise fields.error(
+                f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise fields.error(f"head_dim {self.head_dim} is odd; rotary positions need an even one")
+
+
+class Fields:
+    """Typed access to one JSON file; an error names the file, the field and what was expected."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any], section: str = "") -> None:
+        self._path = path
+        self._values = values
+        self._section = section
+
+    @classmethod
+    def load(cls, path: Path) -> Fields:
+        """The file's top-level object."""
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ModelLoadError(f"{path.parent} has no {path.name}; a Hugging Face model directory is needed") from None
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ModelLoadError(f"{path} must hold a JSON object")
+        return cls(path, values)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same file with values for keys that it leaves out."""
+        return Fields(self._path, {**defaults, **self._values})
+
+    def section(self, name: str) -> Fields:
+        """An object within the file; empty where it is absent or null."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(f"{name} must be an object, got {value!r}")
+        return Fields(self._path, value or {}, f"{name}: ")
+
+    def get(self, name: str) -> Any:
+        """The raw value, None where it is absent."""
+        return self._values.get(name)
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number; required where `default` is None. Null counts as absent."""
+        value = self._present(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(f"{name} must be a whole number, got {value!r}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number; required where `default` is None. Null counts as absent."""
+        value = self._present(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(f"{name} must be a number, got {value!r}")
+        return float(value)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """True or false. Null counts as absent."""
+        value = self._present(name, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{name} must be true or false, got {value!r}")
+        return value
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A required list of numbers."""
+        value = self._present(name, None)
+        if not isinstance(value, list) or not all(isinstance(item, int | float) for item in value):
+            raise self.error(f"{name} must be a list of numbers, got {value!r}")
+        return tuple(float(item) for item in value)
+
+    def ids(self, name: str) -> list[int]:
+        """A token id, a list of them, or nothing."""
+        value = self.get(name)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
+            raise self.error(f"{name} must be a token id or a list of token ids, got {value!r}")
+        return ids
+
+    def error(self, message: str) -> ModelLoadError:
+        """An error that names the file."""
+        return ModelLoadError(f"{self._path}: {self._section}{message}")
+
+    def _present(self, name: str, default: Any) -> Any:
+        value = self._values.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(f"{name} is missing")
+        return value
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    activation = fields.get("hidden_act")
+    if activation not in ("silu", "swish"):
+        raise fields.error(f"activation {activation!r} (hidden_act) is not supported; supported: silu")
+    quantization = fields.section("quantization_config")
+    if quantization.get("quant_method") is not None:
+        raise fields.error(
+            f"quantization {quantization.get('quant_method')!r} is not supported; use a checkpoint in float32, float16 "
+            "or bfloat16"
+        )
+
+
+def _read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
+    """Windows by layer: from `layer_types` if given, else on the layers that the family's rule names."""
+    window = fields.get("sliding_window")
+    if not family.has_window or window is None:
+        return (None,) * num_layers
+    if family.window_switch and not fields.boolean(family.window_switch, False):
+        return (None,) * num_layers
+    window = fields.integer("sliding_window")
+    if window < 1:
+        raise fields.error(f"sliding_window is {window}; it must be at least 1")
+    if not family.window_switch:
+        return (window,) * num_layers
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        first = fields.integer("max_window_layers")
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    known = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= set(known):
+        raise fields.error(f"layer_types must name one of {', '.join(known)} for each of {num_layers} layers: {kinds!r}")
+    return tuple(known[kind] for kind in kinds)
+
+
+def _read_end_ids(fields: Fields, model_dir: Path) -> tuple[int, ...]:
+    ids = fields.ids("eos_token_id")
+    path = model_dir / "generation_config.json"
+    if path.exists():
+        ids = ids + Fields.load(path).ids("eos_token_id")
+    return tuple(sorted(set(ids)))
+
+
+def _read_rope(fields: Fields) -> RopeScaling:
+    """The rotary embedding, from `rope_parameters` (new) or `rope_scaling` (old), the kind under either key."""
+    rope = fields.section("rope_parameters" if fields.get("rope_parameters") else "rope_scaling")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in _ROPE_READERS:
+        raise fields.error(f"rope type {kind!r} is not supported; supported: {', '.join(_ROPE_READERS)}")
+    share = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    if share != 1.0:
+        raise fields.error(f"partial_rotary_factor {share} is not supported; only whole heads are rotated")
+    limit = fields.integer("max_position_embeddings")
+    theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA))
+    trained = fields.integer("original_max_position_embeddings", rope.integer("original_max_position_embeddings", limit))
+    return _ROPE_READERS[kind](rope, theta, limit, trained)
+
+
+def _read_default(rope: Fields, theta: float, limit: int, trained: int) -> RopeScaling:
+    return RopeScaling(theta, limit)
+
+
+def _read_dynamic(rope: Fields, theta: float, limit: int, trained: int) -> RopeScaling:
+    return RopeScaling(theta, limit, "dynamic", factor=rope.number("factor"))
+
+
+def _read_linear(rope: Fields, theta: float, limit: int, trained: int) -> RopeScaling:
+    """The limit in config.json is the trained one; the factor lengthens it."""
+    factor = rope.number("factor")
+    return RopeScaling(theta, int(limit * factor), "linear", factor=factor)
+
+
+def _read_yarn(rope: Fields, theta: float, limit: int, trained: int) -> RopeScaling:
+    """The limit in config.json may be the trained or the lengthened one."""
+    factor = rope.number("factor")
+    return RopeScaling(
+        theta,
+        max(limit, int(trained * factor)),
+        "yarn",
+        factor=factor,
+        original_length=trained,
+        attention_factor=_optional(rope, "attention_factor"),
+        mscale=rope.number("mscale", 0.0),
+        mscale_all_dim=rope.number("mscale_all_dim", 0.0),
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        truncate=rope.boolean("truncate", True),
+    )
+
+
+def _read_longrope(rope: Fields, theta: float, limit: int, trained: int) -> RopeScaling:
+    return RopeScaling(
+        theta,
+        limit,
+        "longrope",
+        factor=rope.number("factor", limit / trained),
+        original_length=trained,
+        attention_factor=_optional(rope, "attention_factor"),
+        short_factor=rope.numbers("short_factor"),
+        long_factor=rope.numbers("long_factor"),
+    )
+
+
+def _read_llama3(rope: Fields, theta: float, limit: int, trained: int) -> RopeScaling:
+    return RopeScaling(
+        theta,
+        limit,
+        "llama3",
+        factor=rope.number("factor"),
+        original_length=trained,
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+    )
+
+
+def _optional(rope: Fields, name: str) -> float | None:
+    return None if rope.get(name) is None else rope.number(name)
+
+
+_ROPE_READERS = {
+    "default": _read_default,
+    "linear": _read_linear,
+    "dynamic": _read_dynamic,
+    "yarn": _read_yarn,
+    "longrope": _read_longrope,
+    "llama3": _read_llama3,
+}

@@ -1,0 +1,94 @@
+"""Who a rank is among the ranks of one model, and the rules by which parameters are cut between them. No torch.
+
+A rule sits on a parameter; neither the model files nor the quantisation methods know how many ranks there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from sgray.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The place of this rank: number `tp_rank` of `tp_size` tensor parallel ranks."""
+
+    tp_rank: int = 0
+    tp_size: int = 1
+
+
+class ShardRule(Protocol):
+    """How one dimension of a parameter is divided between the ranks."""
+
+    @property
+    def dim(self) -> int:
+        """The dimension that is cut: 0 for outputs (rows of a weight), 1 for inputs (its columns)."""
+        ...
+
+    def problem(self, tp_size: int) -> str | None:
+        """Why `tp_size` ranks cannot share this dimension, or None where they can."""
+        ...
+
+    def part(self, mesh: Mesh, length: int) -> tuple[int, int]:
+        """The half-open range of a dimension of `length` that the rank holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Every rank holds all of it."""
+
+    dim: int = 0
+
+    def problem(self, tp_size: int) -> str | None:
+        return None
+
+    def part(self, mesh: Mesh, length: int) -> tuple[int, int]:
+        return 0, length
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Equal shares of indivisible units, such as heads; `what` names them in messages.
+
+    With `shared`, more ranks than units are possible: neighbouring ranks then hold the same unit.
+    """
+
+    units: int
+    what: str
+    dim: int = 0
+    shared: bool = False
+
+    def of_inputs(self) -> Split:
+        """The same cut for the layer that takes these units as its inputs."""
+        return replace(self, dim=1)
+
+    def problem(self, tp_size: int) -> str | None:
+        if tp_size >= 1 and (self.units % tp_size == 0 or (self.shared and tp_size % self.units == 0)):
+            return None
+        return f"{self.units} {self.what} cannot be shared evenly by {tp_size} ranks"
+
+    def part(self, mesh: Mesh, length: int) -> tuple[int, int]:
+        assert length % self.units == 0, (length, self)
+        unit = length // self.units
+        if mesh.tp_size > self.units:
+            first = mesh.tp_rank * self.units // mesh.tp_size
+            return first * unit, (first + 1) * unit
+        each = self.units // mesh.tp_size * unit
+        return mesh.tp_rank * each, (mesh.tp_rank + 1) * each
+
+
+def check_rules(rules: list[ShardRule], tp_size: int) -> None:
+    """Raises ConfigError with every reason why `tp_size` ranks do not fit, and the sizes that would."""
+    problems = [problem for rule in rules if (problem := rule.problem(tp_size))]
+    if not problems:
+        return
+    most = max((rule.units for rule in rules if isinstance(rule, Split)), default=1)
+    fitting = [size for size in range(1, most + 1) if not any(rule.problem(size) for rule in rules)]
+    raise ConfigError(
+        f"parallel.tp_size {tp_size} does not fit this model: {'; '.join(problems)}. "
+        f"Sizes that fit: {', '.join(map(str, fitting))}",
+        param="tp_size",
+    )

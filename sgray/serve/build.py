@@ -1,0 +1,101 @@
+"""From the `args:` of a Serve configuration file to the application: an ingress in front of engine replicas."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from sgray.config import Config, ServeConfig
+from sgray.errors import ConfigError
+from sgray.models.spec import ModelSpec
+from sgray.serve.autoscale import replicas_for_ongoing_requests
+from sgray.serve.ingress import Ingress
+from sgray.serve.replica import LLMReplica
+from sgray.serve.table_router import TableRouter
+
+APP_NAME = "sgray"
+REPLICA_DEPLOYMENT = "LLMReplica"
+INGRESS_DEPLOYMENT = "Ingress"
+
+REPORT_S, LOOK_BACK_S = 1.0, 5.0
+NO_LIMIT = 1_000_000  # the engine's queue is the limit; Serve's would count streams that Serve cannot see
+
+
+def build(args: Mapping[str, Any]) -> Application:
+    """The application for these values of a `Config`. Raises ConfigError before anything starts."""
+    config = Config.parse(args)
+    _check_model(config)
+    values = config.model_dump()
+    replicas = serve.deployment(LLMReplica, **_replica_options(config)).bind(values)
+    ingress = serve.deployment(serve.ingress()(Ingress), **_ingress_options(config))
+    application: Application = ingress.bind(values, replicas)
+    return application
+
+
+def _replica_options(config: Config) -> dict[str, Any]:
+    options = config.serve
+    return {
+        "name": REPLICA_DEPLOYMENT,
+        "ray_actor_options": {"num_cpus": options.num_cpus_per_replica, "num_gpus": _num_gpus(config)},
+        "autoscaling_config": _autoscaling(options),
+        "request_router_config": RequestRouterConfig(request_router_class=TableRouter),
+        "max_ongoing_requests": NO_LIMIT,
+        "health_check_period_s": options.health_check_period_s,
+        "graceful_shutdown_timeout_s": options.graceful_shutdown_timeout_s,
+    }
+
+
+def _autoscaling(options: ServeConfig) -> AutoscalingConfig:
+    with warnings.catch_warnings():
+        # Serve would rather have the interval in the environment of every node; until then the field is what counts.
+        warnings.filterwarnings("ignore", "The `metrics_interval_s` field", DeprecationWarning)
+        return AutoscalingConfig(
+            min_replicas=options.min_replicas,
+            max_replicas=options.max_replicas,
+            target_ongoing_requests=options.target_ongoing_requests,
+            upscale_delay_s=options.upscale_delay_s,
+            downscale_delay_s=options.downscale_delay_s,
+            metrics_interval_s=REPORT_S,
+            look_back_period_s=LOOK_BACK_S,
+            policy=AutoscalingPolicy(policy_function=replicas_for_ongoing_requests),
+        )
+
+
+def _ingress_options(config: Config) -> dict[str, Any]:
+    options = config.serve
+    return {
+        "name": INGRESS_DEPLOYMENT,
+        "num_replicas": options.num_ingress_replicas,
+        "ray_actor_options": {"num_cpus": options.num_cpus_per_ingress},
+        "max_ongoing_requests": NO_LIMIT,
+        "health_check_period_s": options.health_check_period_s,
+        "graceful_shutdown_timeout_s": options.graceful_shutdown_timeout_s,
+    }
+
+
+def _num_gpus(config: Config) -> int:
+    """GPUs that a replica reserves; a replica that reserves none sees none, and `auto` is the CPU there."""
+    device = config.model.device
+    if device == "auto":
+        has_gpu = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= config.parallel.tp_size
+        device = "cuda" if has_gpu else "cpu"
+    return config.parallel.tp_size if device == "cuda" else 0
+
+
+def _check_model(config: Config) -> None:
+    """What can be known about the model without fetching it, and that this release can run it."""
+    name = config.model.model_path
+    path = Path(name).expanduser()
+    if path.is_dir():
+        ModelSpec.read(path).check_parallel(config.parallel.tp_size)
+    elif name.startswith(("/", "./", "../", "~")):
+        raise ConfigError(f"model.model_path: there is no directory {name!r}")
+    if config.parallel.tp_size > 1:
+        raise ConfigError("parallel.tp_size: running on several ranks is not available yet; set it to 1")

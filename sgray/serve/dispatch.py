@@ -1,0 +1,312 @@
+"""The backend of an ingress: sends each request to a replica over its link, and to another one while it can.
+
+A request moves only as long as nothing of its answer was passed on. Runs on one event loop; knows nothing of Ray: the
+replica table is told to it, and `wake` asks for a replica where there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from sgray.errors import (
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    OverloadedError,
+    ReplicaLostError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+    SgrayError,
+)
+from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Load, Request, namespace_key, page_hashes
+from sgray.serve.frames import LinkLimits
+from sgray.serve.link import ReplicaLink
+from sgray.serve.router import Policy, PredictionCounters, Router, Ticket
+from sgray.serve.table import Endpoint
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchLimits:
+    """How long and how often a request looks for a replica."""
+
+    wait_for_replica_s: float = 300.0
+    max_lost: int = 3  # replicas that one request may have seen die
+    first_reconnect_s: float = 0.05
+    last_reconnect_s: float = 1.0
+
+
+class Dispatcher:
+    """Implements the backend that the HTTP side asks for. Make it on the event loop that uses it."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy = "cost",
+        uses_cache: bool = True,
+        wake: Callable[[], None] = lambda: None,
+        limits: DispatchLimits | None = None,
+        link_limits: LinkLimits | None = None,
+    ) -> None:
+        self._policy = policy
+        self._uses_cache = uses_cache
+        self._wake = wake
+        self._limits = limits or DispatchLimits()
+        self._link_limits = link_limits or LinkLimits()
+        self._members: dict[str, _Member] = {}
+        self._router: Router | None = None  # needs the page size, which the first replica tells
+        self._info: EngineInfo | None = None
+        self._joined = asyncio.Event()
+        self._last_hashes: tuple[list[int], str, list[int]] = ([], "", [])
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the engine; raises OverloadedError before the first replica was seen."""
+        if self._info is None:
+            self._wake()
+            raise OverloadedError("no engine replica is up yet; try again soon")
+        return self._info
+
+    def ready(self) -> bool:
+        """Whether a replica can take work now."""
+        return self._router is not None and bool(self._router.replicas)
+
+    def loads(self) -> Mapping[str, Load]:
+        """The last load of each replica that is connected."""
+        return self._router.loads() if self._router is not None else {}
+
+    @property
+    def predictions(self) -> PredictionCounters:
+        """How well cached tokens were predicted so far."""
+        return self._router.counters if self._router is not None else PredictionCounters()
+
+    def set_replicas(self, endpoints: Mapping[str, Endpoint]) -> None:
+        """These are the replicas now. One that left gets no new request; its streams go on while it lasts."""
+        for name in [name for name, member in self._members.items() if endpoints.get(name) != member.endpoint]:
+            self._members.pop(name).retire()
+        for name, endpoint in endpoints.items():
+            if name not in self._members:
+                self._members[name] = _Member(self, name, endpoint, self._link_limits)
+
+    async def wait_known(self) -> None:
+        """Return once `info` is known; raises OverloadedError if no replica comes in time."""
+        deadline = self._now() + self._limits.wait_for_replica_s
+        while self._info is None:
+            await self._wait_for_replica(deadline)
+
+    async def submit(self, request: Request) -> AsyncGenerator[Delta, None]:
+        """The deltas of a request. Closing the generator aborts it. Raises SgrayError where there is no answer."""
+        busy: set[str] = set()
+        lost = 0
+        while True:
+            member, ticket = await self._place(request, busy)
+            stream = _Stream()
+            try:
+                member.link.submit(request, stream.put)
+                error: SgrayError | None = None
+                while error is None:
+                    delta = await stream.get()
+                    if delta.finish is not None and delta.finish.error is not None:
+                        error = _as_error(delta.finish.error)
+                        break
+                    assert self._router is not None
+                    self._router.start(ticket, delta.cached_tokens or 0)
+                    yield delta
+                    if delta.finish is not None:
+                        return
+            finally:
+                self._settle(member, ticket, request)
+            lost += isinstance(error, ReplicaLostError)
+            if ticket.has_started or not isinstance(error, (OverloadedError, ReplicaLostError)):
+                raise error
+            if lost >= self._limits.max_lost:
+                raise error
+            if isinstance(error, OverloadedError):
+                busy.add(member.name)
+
+    async def close(self) -> None:
+        """Close all links; running streams get an error."""
+        for member in self._members.values():
+            member.retire()
+            member.link.close()
+        self._members.clear()
+
+    async def _place(self, request: Request, busy: set[str]) -> tuple[_Member, Ticket]:
+        """Choose a replica and book the choice, without giving up the loop if one is there."""
+        deadline = self._now() + self._limits.wait_for_replica_s
+        while True:
+            if self._router is not None:
+                ticket = self._router.choose(self._hashes(request), len(request.tokens), exclude=busy)
+                if ticket is not None:
+                    return self._members[ticket.replica], ticket
+                if busy.intersection(self._router.replicas):
+                    raise OverloadedError("all engine replicas are busy; try again later")
+            await self._wait_for_replica(deadline)
+
+    def _settle(self, member: _Member, ticket: Ticket, request: Request) -> None:
+        """Whatever happened to the request: nothing of it is left on this side or the other."""
+        member.link.abort(request.id)
+        assert self._router is not None
+        self._router.finish(ticket)
+        member.close_if_done()
+
+    def _hashes(self, request: Request) -> list[int]:
+        """Page hashes of the prompt; the siblings of one call share a list of tokens and are hashed once."""
+        if not self._uses_cache:
+            return []
+        tokens, salt, hashes = self._last_hashes
+        if tokens is not request.tokens or salt != request.salt or not hashes:
+            hashes = page_hashes(request.tokens, self.info.page_size, namespace_key(salt=request.salt))
+            self._last_hashes = (request.tokens, request.salt, hashes)
+        return hashes
+
+    async def _wait_for_replica(self, deadline: float) -> None:
+        self._wake()
+        self._joined.clear()
+        try:
+            await asyncio.wait_for(self._joined.wait(), max(0.0, deadline - self._now()))
+        except asyncio.TimeoutError:
+            raise OverloadedError("no engine replica is running; try again later") from None
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # What members call.
+
+    def _join(self, member: _Member) -> Router:
+        self._info = member.link.info
+        if self._router is None:
+            self._router = Router(self._info.page_size, self._policy)
+        if self._members.get(member.name) is member:
+            self._router.join(member.name)
+            self._joined.set()
+        return self._router
+
+    def _leave(self, member: _Member) -> None:
+        if self._router is not None and self._members.get(member.name, member) is member:
+            self._router.leave(member.name)
+
+
+class _Member:
+    """One replica of the table: keeps a link to it open, and the router's picture of it current."""
+
+    def __init__(self, dispatcher: Dispatcher, name: str, endpoint: Endpoint, limits: LinkLimits) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.link = ReplicaLink(self, limits)
+        self._dispatcher = dispatcher
+        self._limits = limits
+        self._router: Router | None = None  # while this replica can be chosen
+        self._is_retired = False
+        self._task = asyncio.get_running_loop().create_task(self._connect(delay_s=0.0))
+
+    def retire(self) -> None:
+        """Take no new request; close the link after the last stream."""
+        self._is_retired = True
+        self._task.cancel()
+        self._leave()
+        self.close_if_done()
+
+    def close_if_done(self) -> None:
+        """Close the link of a retired replica without streams."""
+        if self._is_retired and not self.link.num_streams:
+            self.link.close()
+
+    def on_snapshot(self, hashes: list[int]) -> None:
+        """Called by the link; after the first one the replica can be chosen."""
+        if not self._is_retired:
+            self._router = self._dispatcher._join(self)
+            self._router.replace(self.name, hashes)
+
+    def on_events(self, events: list[CacheEvent]) -> None:
+        """Called by the link."""
+        if self._router is not None:
+            self._router.apply(self.name, events)
+
+    def on_load(self, load: Load) -> None:
+        """Called by the link."""
+        if self._router is not None:
+            self._router.report(self.name, load)
+
+    def on_lost(self, reason: str) -> None:
+        """Called by the link: connect again as long as Serve says that the replica is there."""
+        self._leave()
+        if not self._is_retired:
+            logger.warning("the link to replica %s is lost: %s", self.name, reason)
+            first_s = self._dispatcher._limits.first_reconnect_s
+            self._task = asyncio.get_running_loop().create_task(self._connect(delay_s=first_s))
+
+    def _leave(self) -> None:
+        if self._router is not None:
+            self._router = None
+            self._dispatcher._leave(self)
+
+    async def _connect(self, delay_s: float) -> None:
+        limits = self._dispatcher._limits
+        while True:
+            await asyncio.sleep(delay_s)
+            self.link = ReplicaLink(self, self._limits)
+            try:
+                await self.link.open(self.endpoint.host, self.endpoint.port, self.endpoint.token)
+            except (OSError, ReplicaLostError) as error:
+                logger.info("replica %s cannot be reached: %s", self.name, error)
+                delay_s = min(limits.last_reconnect_s, max(limits.first_reconnect_s, 2 * delay_s))
+            else:
+                return
+
+
+class _Stream:
+    """The deltas of one request that are not read yet. A slow reader gets them merged, so it holds only tokens."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Delta] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, delta: Delta) -> None:
+        self._waiting.append(delta)
+        self._arrived.set()
+
+    async def get(self) -> Delta:
+        """What has arrived since the last call, as one delta; a failure alone, after what came before it."""
+        await self._arrived.wait()
+        failed = [delta for delta in self._waiting if delta.finish is not None and delta.finish.error is not None]
+        good = self._waiting[: len(self._waiting) - len(failed)]
+        self._waiting = failed if good else []
+        if not self._waiting:
+            self._arrived.clear()
+        return merge_deltas(good) if good else failed[0]
+
+
+def merge_deltas(deltas: list[Delta]) -> Delta:
+    """One delta that says the same as these, in order."""
+    first, last = deltas[0], deltas[-1]
+    if first is last:
+        return first
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    prompt = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
+    return replace(
+        first,
+        tokens=[token for delta in deltas for token in delta.tokens],
+        logprobs=[entry for part in logprobs for entry in part] if logprobs else None,
+        finish=last.finish,
+        cached_tokens=next((delta.cached_tokens for delta in deltas if delta.cached_tokens is not None), None),
+        prompt_logprobs=prompt[0] if prompt else None,
+    )
+
+
+def _as_error(info: ErrorInfo) -> SgrayError:
+    """The exception that a replica's error was."""
+    kinds: tuple[type[SgrayError], ...] = (
+        ContextLengthError,
+        RequestTooLargeError,
+        RequestTimeoutError,
+        OverloadedError,
+        ReplicaLostError,
+    )
+    rest = InvalidRequestError if 400 <= info.status < 500 else EngineError
+    kind = next((kind for kind in kinds if kind.code == info.code), rest)
+    return kind(info.message, param=info.param, code=info.code)

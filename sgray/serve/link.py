@@ -1,0 +1,423 @@
+"""The link between an ingress and an engine replica: requests and aborts down, deltas, cache events and load up.
+
+One connection carries all requests of the pair. The replica sends one frame a step. Frames are msgpack of the types
+below, decoded by type; nothing is ever pickled. The replica's random token must come first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from sgray.errors import ReplicaLostError, RequestTooLargeError
+from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Finish, Load, Request, StepReport
+from sgray.serve.frames import FrameConnection, LinkLimits
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+SNAPSHOT_HASHES = 1 << 16  # a frame
+UNOPENED_FRAME_BYTES = 4096
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
+    """The first frame of an ingress."""
+
+    version: int
+    token: str
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """Start a request; its id belongs to this connection until its last delta."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """Stop a request; nothing more is sent for it."""
+
+    id: str
+
+
+class Resync(msgspec.Struct, frozen=True, array_like=True, tag="resync"):
+    """Ask for a new snapshot, after a gap in the sequence numbers."""
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """The first frame of a replica; a snapshot follows."""
+
+    version: int
+    info: EngineInfo
+    load: Load
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
+    """A part of the hashes of all stored pages, as of event batch `sequence`; complete with the `last` part."""
+
+    sequence: int
+    hashes: list[int]
+    last: bool
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """What one step did for this ingress. `sequence` counts the non-empty event batches of the replica's life."""
+
+    sequence: int
+    deltas: list[Delta]
+    events: list[CacheEvent]
+    load: Load
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_from_ingress = msgspec.msgpack.Decoder(Open | Submit | Abort | Resync).decode
+_decode_from_replica = msgspec.msgpack.Decoder(Hello | Snapshot | Step).decode
+
+
+class LinkObserver(Protocol):
+    """Who wants to know what a replica tells about itself. Called on the event loop; must not block."""
+
+    def on_snapshot(self, hashes: list[int]) -> None:
+        """Every page that the replica stores, as hashes; the first call, and again after a gap."""
+
+    def on_events(self, events: list[CacheEvent]) -> None:
+        """What changed since."""
+
+    def on_load(self, load: Load) -> None:
+        """What the replica has to do."""
+
+    def on_lost(self, reason: str) -> None:
+        """The link is gone for good; comes once, and only if the link was open."""
+
+
+Sink = Callable[[Delta], None]
+
+
+class ReplicaLink:
+    """The ingress's end; usable after `open`. A lost link answers every stream with a `replica_lost` error."""
+
+    def __init__(self, observer: LinkObserver, limits: LinkLimits | None = None) -> None:
+        self._observer = observer
+        self._limits = limits or LinkLimits()
+        self._connection = FrameConnection(self._on_frame, self._on_lost, self._limits)
+        self._sinks: dict[str, Sink] = {}
+        self._snapshot: list[int] = []
+        self._sequence: int | None = None  # None while a snapshot is awaited
+        self._hello: Hello | None = None
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def open(self, host: str, port: int, token: str) -> None:
+        """Connect, present the token, wait for the first snapshot. Raises OSError or ReplicaLostError."""
+        try:
+            await asyncio.wait_for(self._open(host, port, token), self._limits.open_timeout_s)
+        except asyncio.TimeoutError:
+            raise _lost("it did not open in time") from None
+        finally:
+            if not self._opened.done() or self._opened.cancelled() or self._opened.exception() is not None:
+                self._connection.abort("could not be opened")
+
+    async def _open(self, host: str, port: int, token: str) -> None:
+        await asyncio.get_running_loop().create_connection(lambda: self._connection, host, port)
+        self._connection.send(_encode(Open(VERSION, token)))
+        await self._opened
+
+    @property
+    def info(self) -> EngineInfo:
+        """The facts about the replica's engine."""
+        assert self._hello is not None
+        return self._hello.info
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be submitted."""
+        return self._connection.is_open
+
+    @property
+    def num_streams(self) -> int:
+        """Requests without a last delta."""
+        return len(self._sinks)
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Send a request; `sink` gets its deltas until one with `finish`, on a dead link at once."""
+        if not self.is_open:
+            sink(_failed(request.id, _lost("it was closed")))
+            return
+        frame = _encode(Submit(request))
+        if len(frame) > self._limits.max_frame_bytes:
+            raise RequestTooLargeError(f"the request is too large for the link ({len(frame)} bytes)")
+        assert request.id not in self._sinks, request.id
+        self._sinks[request.id] = sink
+        self._connection.send(frame)
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request; its sink is not called any more. Unknown or finished ids are ignored."""
+        if self._sinks.pop(request_id, None) is not None:
+            self._connection.send(_encode(Abort(request_id)))
+
+    def close(self) -> None:
+        """Close the link; streams that still run are answered by an error."""
+        self._connection.close()
+
+    def _on_frame(self, frame: bytes) -> None:
+        try:
+            message = _decode_from_replica(frame)
+        except msgspec.MsgspecError as error:
+            self._connection.abort(f"unreadable frame: {error}")
+            return
+        if isinstance(message, Step):
+            self._on_step(message)
+        elif isinstance(message, Snapshot):
+            self._on_snapshot(message)
+        else:
+            self._hello = message
+
+    def _on_step(self, step: Step) -> None:
+        if self._sequence is not None:
+            self._follow(step)
+        self._observer.on_load(step.load)
+        for delta in step.deltas:
+            sink = self._sinks.get(delta.id) if delta.finish is None else self._sinks.pop(delta.id, None)
+            if sink is not None:
+                sink(delta)
+
+    def _follow(self, step: Step) -> None:
+        """Hand on events in order; after a gap the picture is worthless and a new one is asked for."""
+        assert self._sequence is not None
+        expected = self._sequence + (1 if step.events else 0)
+        if step.sequence != expected:
+            logger.warning("cache events %d came where %d was expected; resynchronising", step.sequence, expected)
+            self._sequence = None
+            self._snapshot = []
+            self._connection.send(_encode(Resync()))
+            return
+        self._sequence = step.sequence
+        if step.events:
+            self._observer.on_events(step.events)
+
+    def _on_snapshot(self, part: Snapshot) -> None:
+        self._snapshot += part.hashes
+        if not part.last:
+            return
+        self._observer.on_snapshot(self._snapshot)
+        self._snapshot = []
+        self._sequence = part.sequence
+        if not self._opened.done() and self._hello is not None:
+            self._observer.on_load(self._hello.load)
+            self._opened.set_result(None)
+
+    def _on_lost(self, reason: str) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(_lost(reason))
+            self._opened.exception()  # seen here in case that nobody waits any more
+            return
+        if self._opened.cancelled():
+            return
+        sinks, self._sinks = self._sinks, {}
+        for request_id, sink in sinks.items():
+            sink(_failed(request_id, _lost(reason)))
+        self._observer.on_lost(reason)
+
+
+class EngineDoor(Protocol):
+    """The part of the engine loop that the link needs; both return at once and never raise for a request."""
+
+    def submit(self, request: Request) -> None:
+        """Start a request; a refusal comes as a delta."""
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request."""
+
+
+class LinkServer:
+    """The replica's end: any number of ingresses. Everything but `publish` belongs to the event loop's thread."""
+
+    def __init__(self, engine: EngineDoor, info: EngineInfo, token: str, limits: LinkLimits | None = None) -> None:
+        self._engine = engine
+        self._info = info
+        self._token = token.encode()
+        self._limits = limits or LinkLimits()
+        self._loop = asyncio.get_running_loop()
+        self._server: asyncio.Server | None = None
+        self._peers: set[_Peer] = set()
+        self._owners: dict[str, _Peer] = {}
+        self._stored: dict[int, None] = {}  # a copy of the cache's contents, so that snapshots need no engine
+        self._sequence = 0
+        self._load = Load(total_pages=info.num_pages, free_pages=info.num_pages)
+        self._draining = False
+
+    async def start(self, host: str) -> int:
+        """Listen on `host`, on a port of the system's choice, which is returned."""
+        self._server = await self._loop.create_server(self._new_peer, host, 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def num_streams(self) -> int:
+        """Requests of all ingresses without a last delta."""
+        return len(self._owners)
+
+    @property
+    def load(self) -> Load:
+        """The load of the last step."""
+        return self._load
+
+    def publish(self, report: StepReport) -> None:
+        """Send what a step did to whom it concerns. Callable from any thread; returns at once."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, report)
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; running ones go on."""
+        self._draining = True
+
+    async def close(self) -> None:
+        """Stop listening and close every connection once its frames are sent."""
+        if self._server is not None:
+            self._server.close()
+        for peer in list(self._peers):
+            peer.connection.close()
+
+    def _new_peer(self) -> FrameConnection:
+        peer = _Peer(self)
+        self._loop.call_later(self._limits.open_timeout_s, peer.expect_opened)
+        return peer.connection
+
+    def _deliver(self, report: StepReport) -> None:
+        self._load = report.load
+        self._remember(report.events)
+        own: dict[_Peer, list[Delta]] = {peer: [] for peer in self._peers}
+        for delta in report.deltas:
+            peer = self._owners.get(delta.id) if delta.finish is None else self._owners.pop(delta.id, None)
+            if peer in own:
+                own[peer].append(delta)
+        for peer, deltas in own.items():
+            for frame in self._frames(deltas, report):
+                peer.connection.send(frame)
+
+    def _remember(self, events: Iterable[CacheEvent]) -> None:
+        counted = False
+        for event in events:
+            if not counted:
+                self._sequence += 1
+                counted = True
+            if event.kind == "stored":
+                self._stored.update(dict.fromkeys(event.hashes))
+            elif event.kind == "removed":
+                for page in event.hashes:
+                    self._stored.pop(page, None)
+            else:
+                self._stored.clear()
+
+    def _frames(self, deltas: list[Delta], report: StepReport) -> list[bytes]:
+        """One frame; several, without repeating the events, if one would be larger than the peer accepts."""
+        frame = _encode(Step(self._sequence, deltas, report.events, report.load))
+        if len(frame) <= self._limits.max_frame_bytes:
+            return [frame]
+        frames = [_encode(Step(self._sequence, [], report.events, report.load))]
+        for delta in deltas:
+            frame = _encode(Step(self._sequence, [delta], [], report.load))
+            if len(frame) > self._limits.max_frame_bytes:
+                self._engine.abort(delta.id)
+                self._owners.pop(delta.id, None)
+                too_large = RequestTooLargeError("the answer is too large to be sent; ask for fewer logprobs")
+                frame = _encode(Step(self._sequence, [_failed(delta.id, too_large)], [], report.load))
+            frames.append(frame)
+        return frames
+
+    # What peers call.
+
+    def _open(self, peer: _Peer) -> None:
+        peer.connection.send(_encode(Hello(VERSION, self._info, self._load)))
+        self._send_snapshot(peer)
+        self._peers.add(peer)
+
+    def _send_snapshot(self, peer: _Peer) -> None:
+        """All parts at once, so that no step comes between them."""
+        hashes = list(self._stored)
+        for start in range(0, max(1, len(hashes)), SNAPSHOT_HASHES):
+            part = hashes[start : start + SNAPSHOT_HASHES]
+            peer.connection.send(_encode(Snapshot(self._sequence, part, start + SNAPSHOT_HASHES >= len(hashes))))
+
+    def _submit(self, peer: _Peer, request: Request) -> None:
+        refusal = None
+        if self._draining:
+            refusal = ErrorInfo(503, "overloaded_error", "the replica is shutting down", code="overloaded")
+        elif request.id in self._owners:
+            refusal = ErrorInfo(
+                400, "invalid_request_error", f"request id {request.id!r} is already in use", param="id"
+            )
+        if refusal is not None:
+            delta = Delta(request.id, finish=Finish("error", error=refusal))
+            peer.connection.send(_encode(Step(self._sequence, [delta], [], self._load)))
+            return
+        self._owners[request.id] = peer
+        self._engine.submit(request)
+
+    def _abort(self, peer: _Peer, request_id: str) -> None:
+        if self._owners.get(request_id) is peer:
+            del self._owners[request_id]
+            self._engine.abort(request_id)
+
+    def _lost(self, peer: _Peer) -> None:
+        self._peers.discard(peer)
+        for request_id in [request_id for request_id, owner in self._owners.items() if owner is peer]:
+            self._abort(peer, request_id)
+
+
+class _Peer:
+    """One connected ingress, as the replica sees it."""
+
+    def __init__(self, server: LinkServer) -> None:
+        self._server = server
+        self.connection = FrameConnection(self._on_frame, self._on_lost, server._limits)
+        # Nobody without the token makes this process hold more than this.
+        self.connection.max_frame_bytes = UNOPENED_FRAME_BYTES
+        self._is_opened = False
+
+    def expect_opened(self) -> None:
+        """Drop a connection that did not present the token in time."""
+        if not self._is_opened:
+            self.connection.abort("no token came in time")
+
+    def _on_frame(self, frame: bytes) -> None:
+        try:
+            message = _decode_from_ingress(frame)
+        except msgspec.MsgspecError as error:
+            self.connection.abort(f"unreadable frame: {error}")
+            return
+        if not self._is_opened:
+            self._authenticate(message)
+        elif isinstance(message, Submit):
+            self._server._submit(self, message.request)
+        elif isinstance(message, Abort):
+            self._server._abort(self, message.id)
+        elif isinstance(message, Resync):
+            self._server._send_snapshot(self)
+
+    def _authenticate(self, message: Open | Submit | Abort | Resync) -> None:
+        if not isinstance(message, Open) or not hmac.compare_digest(message.token.encode(), self._server._token):
+            self.connection.abort("wrong token")
+        elif message.version != VERSION:
+            self.connection.abort(f"the ingress speaks version {message.version} of the link, this replica {VERSION}")
+        else:
+            self._is_opened = True
+            self.connection.max_frame_bytes = self._server._limits.max_frame_bytes
+            self._server._open(self)
+
+    def _on_lost(self, reason: str) -> None:
+        if self._is_opened:
+            logger.info("an ingress is gone: %s", reason)
+        self._server._lost(self)
+
+
+def _lost(reason: str) -> ReplicaLostError:
+    return ReplicaLostError(f"the connection to the replica is gone ({reason}); send the request again")
+
+
+def _failed(request_id: str, error: ReplicaLostError | RequestTooLargeError) -> Delta:
+    info = ErrorInfo(error.status, error.type, error.message, error.param, error.code)
+    return Delta(request_id, finish=Finish("error", error=info))

@@ -1,0 +1,41 @@
+"""What the border asks of whatever runs requests: the engine in this process, or replicas behind a link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from sgray.protocol import Delta, EngineInfo, Load, Request
+
+
+class DeltaStream(Protocol):
+    """The deltas of one request, in order; the one with `finish` is the last. Async generators fit."""
+
+    def __aiter__(self) -> DeltaStream: ...
+
+    async def __anext__(self) -> Delta: ...
+
+    async def aclose(self) -> None:
+        """Stop reading; aborts the request in the engine if it still runs. May be called twice."""
+        ...
+
+
+class Backend(Protocol):
+    """Runs requests. Every method may be called from the event loop and none blocks it."""
+
+    def submit(self, request: Request) -> DeltaStream:
+        """Start a request. The stream raises a SgrayError (overloaded, replica lost, ...) where there is no answer."""
+        ...
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the model; raises OverloadedError while no replica is known yet."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether a replica can take work now."""
+        ...
+
+    def loads(self) -> Mapping[str, Load]:
+        """The last known load of each live replica, by its name."""
+        ...

@@ -1,0 +1,99 @@
+"""The form of chat completions: OpenAI's `chat.completion` and `chat.completion.chunk`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgray.protocol import Usage
+from sgray.serve.openai.choices import Choice, Piece, TokenEntry, finite
+from sgray.serve.openai.forms import Json, usage_json
+from sgray.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ChatForm:
+    """Writes the answer of one chat call. `created` is in seconds since 1970."""
+
+    id: str
+    model: str
+    created: int
+    tokenizer: Tokenizer
+    has_logprobs: bool = False
+    top_logprobs: int = 0
+    has_usage: bool = False
+
+    def opening(self, index: int) -> list[Json]:
+        """The role, in a chunk of its own."""
+        return [self._chunk([self._delta(index, {"role": "assistant", "content": ""}, [], None)])]
+
+    def chunks(self, choice: Choice, piece: Piece) -> list[Json]:
+        """The text, then the finish in a chunk of its own; logprobs go with whichever comes first."""
+        deltas = []
+        if piece.text:
+            deltas.append(self._delta(choice.index, {"content": piece.text}, piece.entries, None))
+        if piece.finish_reason:
+            deltas.append(self._delta(choice.index, {}, [] if piece.text else piece.entries, piece.finish_reason))
+        return [self._chunk([delta]) for delta in deltas]
+
+    def closing(self, usage: Usage) -> list[Json]:
+        """The token counts, if asked for."""
+        return [self._chunk([]) | {"usage": usage_json(usage)}] if self.has_usage else []
+
+    def whole(self, choices: list[tuple[Choice, list[Piece]]], usage: Usage) -> Json:
+        """The whole answer."""
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [self._choice(choice, pieces) for choice, pieces in choices],
+            "usage": usage_json(usage),
+        }
+
+    def _choice(self, choice: Choice, pieces: list[Piece]) -> Json:
+        entries = [entry for piece in pieces for entry in piece.entries]
+        return {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": "".join(piece.text for piece in pieces), "refusal": None},
+            "logprobs": self._logprobs(entries),
+            "finish_reason": pieces[-1].finish_reason,
+        }
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        chunk = {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+        return chunk | {"usage": None} if self.has_usage else chunk
+
+    def _delta(self, index: int, delta: Json, entries: list[TokenEntry], finish_reason: str | None) -> Json:
+        return {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs(entries) if entries else None,
+            "finish_reason": finish_reason,
+        }
+
+    def _logprobs(self, entries: list[TokenEntry]) -> Json | None:
+        if not self.has_logprobs:
+            return None
+        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+
+    def _entry(self, entry: TokenEntry) -> Json:
+        """One token. An ending token is no text of the message, so it has no bytes."""
+        assert entry.logprobs is not None, "a generated token has logprobs when asked for"
+        best = entry.logprobs.top[: self.top_logprobs]
+        shown = self._token(entry.token, entry.logprobs.logprob)
+        if not entry.is_text:
+            shown["bytes"] = []
+        return shown | {"top_logprobs": [self._token(token, value) for token, value in best if value == finite(value)]}
+
+    def _token(self, token: int, logprob: float) -> Json:
+        return {
+            "token": self.tokenizer.token_text(token),
+            "logprob": finite(logprob),
+            "bytes": list(self.tokenizer.token_bytes(token)),
+        }

@@ -1,0 +1,173 @@
+"""A checked call is run: one request a choice, their pieces merged, counted and timed, everything aborted together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+
+from sgray.errors import EngineError, RequestTimeoutError
+from sgray.protocol import NO_LOGPROBS, Request, SamplingParams, Usage
+from sgray.serve.openai.backend import Backend
+from sgray.serve.openai.choices import Choice, Piece
+from sgray.serve.openai.metrics import ApiMetrics, CallMeter
+from sgray.serve.openai.prompts import Prompt
+from sgray.serve.openai.sampling import TextOptions, choice_seed
+from sgray.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A checked call: `n` choices for each prompt.
+
+    `sampling[i]` belongs to prompt i; the prompts' differ in `max_new_tokens` alone.
+    """
+
+    id: str
+    prompts: list[Prompt]
+    sampling: list[SamplingParams]
+    text: TextOptions
+    n: int = 1
+    echo: bool = False
+    salt: str = ""
+    priority: int = 0
+
+
+class Generation:
+    """One run of a call. `pieces()` may be read once; closing it aborts what still runs."""
+
+    def __init__(
+        self, call: Call, backend: Backend, tokenizer: Tokenizer, metrics: ApiMetrics, timeout_s: float | None
+    ) -> None:
+        self.call = call
+        self._backend = backend
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self.choices = [
+            Choice(p * call.n + i, prompt, call.sampling[p], call.text, tokenizer, echo=call.echo)
+            for p, prompt in enumerate(call.prompts)
+            for i in range(call.n)
+        ]
+
+    def usage(self) -> Usage:
+        """Token counts so far. A prompt counts once however many choices it has; the one choice that found the
+        least of it in the cache computed the rest for its siblings."""
+        n = self.call.n
+        groups = [self.choices[start : start + n] for start in range(0, len(self.choices), n)]
+        return Usage(
+            prompt_tokens=sum(group[0].num_prompt for group in groups),
+            completion_tokens=sum(choice.num_tokens for choice in self.choices),
+            cached_tokens=sum(min(choice.cached_tokens for choice in group) for group in groups),
+        )
+
+    async def pieces(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
+        """The pieces of all choices as they come, the last of each with its finish reason."""
+        meter = self._metrics.call()
+        try:
+            async with aclosing(self._timed(meter)) as pieces:
+                async for choice, piece in pieces:
+                    yield choice, piece
+        except (GeneratorExit, asyncio.CancelledError):
+            meter.aborted(self.usage())
+            raise
+        except BaseException:
+            meter.failed(self.usage())
+            raise
+        meter.finished(self.usage())
+
+    async def _timed(self, meter: CallMeter) -> AsyncGenerator[tuple[Choice, Piece], None]:
+        """The merged pieces, until the deadline."""
+        async with aclosing(_merge([self._read(choice, meter) for choice in self.choices])) as pieces:
+            if self._timeout_s is None:
+                async for item in pieces:
+                    yield item
+                return
+            deadline = time.monotonic() + self._timeout_s
+            try:
+                while True:
+                    yield await asyncio.wait_for(anext(pieces), deadline - time.monotonic())
+            except StopAsyncIteration:
+                return
+            except asyncio.TimeoutError:  # the builtin since Python 3.11 alone
+                raise RequestTimeoutError(
+                    f"The request took longer than the server's limit of {self._timeout_s:g} s and was stopped. "
+                    "Ask for fewer tokens, or raise api.request_timeout_s."
+                ) from None
+
+    async def _read(self, choice: Choice, meter: CallMeter) -> AsyncGenerator[tuple[Choice, Piece], None]:
+        """The pieces of one choice. Leaving early, also at a stop string, aborts the engine's request."""
+        sampling = self.call.sampling[choice.index // self.call.n]
+        if sampling.max_new_tokens == 0 and sampling.prompt_logprobs == NO_LOGPROBS:
+            yield choice, choice.empty()
+            return
+        async with aclosing(self._backend.submit(self._request(choice.index, sampling))) as deltas:
+            async for delta in deltas:
+                before = choice.num_tokens
+                piece = choice.feed(delta)
+                meter.received(choice.index, choice.num_tokens - before)
+                if piece is not None:
+                    yield choice, piece
+                if choice.is_finished:
+                    return
+        raise EngineError("the engine's answer broke off without a reason")
+
+    def _request(self, index: int, sampling: SamplingParams) -> Request:
+        """The engine's request; an answer of no tokens still takes a step where the prompt's logprobs are asked for."""
+        call = self.call
+        return Request(
+            id=f"{call.id}-{index}",
+            tokens=call.prompts[index // call.n].tokens,
+            sampling=replace(
+                sampling,
+                max_new_tokens=max(1, sampling.max_new_tokens),
+                seed=choice_seed(sampling.seed, index % call.n),
+            ),
+            priority=call.priority,
+            salt=call.salt,
+        )
+
+
+Pieces = AsyncGenerator[tuple[Choice, Piece], None]
+
+
+async def _merge(sources: Sequence[Pieces]) -> Pieces:
+    """Items of all sources as they come. A slow reader holds the sources back; the first error ends all."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as only:
+            async for item in only:
+                yield item
+        return
+    queue: asyncio.Queue[tuple[Choice, Piece] | BaseException | None] = asyncio.Queue(maxsize=len(sources))
+    async with AsyncExitStack() as stack:
+        tasks = [asyncio.ensure_future(_pump(source, queue)) for source in sources]
+        stack.push_async_callback(_cancel, tasks)
+        num_open = len(tasks)
+        while num_open:
+            received = await queue.get()
+            if received is None:
+                num_open -= 1
+            elif isinstance(received, BaseException):
+                raise received
+            else:
+                yield received
+
+
+async def _pump(source: Pieces, queue: asyncio.Queue[tuple[Choice, Piece] | BaseException | None]) -> None:
+    """Everything of one source into the queue, then its end or its error."""
+    try:
+        async with aclosing(source) as items:
+            async for item in items:
+                await queue.put(item)
+    except Exception as error:  # noqa: BLE001 - carried to the reader, who raises it
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:
+    """Cancel and wait, so that every source is closed when this returns."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

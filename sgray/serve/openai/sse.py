@@ -1,0 +1,59 @@
+"""Server-sent events: chunks as bytes. A chunk of plain text, the usual one, is written without building its JSON."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import msgspec
+
+from sgray.errors import SgrayError
+from sgray.serve.openai.choices import Choice, Piece
+from sgray.serve.openai.forms import Form
+
+DONE = b"data: [DONE]\n\n"
+
+
+def encode_json(value: Any) -> bytes:
+    """Compact JSON; `value` holds no NaN, infinity or lone surrogate."""
+    return msgspec.json.encode(value)
+
+
+def event(value: Any) -> bytes:
+    """One event."""
+    return b"data: " + encode_json(value) + b"\n\n"
+
+
+def error_event(error: SgrayError) -> bytes:
+    """The event that ends a stream that failed. ASCII, since messages may quote what the client sent."""
+    return b"data: " + json.dumps(error.body()).encode() + b"\n\n"
+
+
+class EventEncoder:
+    """Writes the chunks of one call.
+
+    All text chunks of a choice differ in the text alone, so what stands before and after it is taken once, from a
+    chunk with a mark in the text's place.
+    """
+
+    def __init__(self, form: Form, *, has_fast_text: bool) -> None:
+        self._form = form
+        self._has_fast_text = has_fast_text
+        self._json = msgspec.json.Encoder()
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+
+    def encode(self, choice: Choice, piece: Piece) -> bytes:
+        """The events of one piece."""
+        if not self._has_fast_text or piece.finish_reason or piece.entries:
+            return b"".join(event(chunk) for chunk in self._form.chunks(choice, piece))
+        frame = self._frames.get(choice.index)
+        if frame is None:
+            frame = self._frames[choice.index] = self._frame(choice)
+        return frame[0] + self._json.encode(piece.text) + frame[1]
+
+    def _frame(self, choice: Choice) -> tuple[bytes, bytes]:
+        mark = uuid.uuid4().hex
+        (chunk,) = self._form.chunks(choice, Piece(text=mark))
+        head, tail = event(chunk).split(encode_json(mark))
+        return head, tail

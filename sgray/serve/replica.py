@@ -1,0 +1,88 @@
+"""The engine replica: an actor of Serve that holds one engine, its loop and the link server.
+
+Serve starts, watches and stops it; requests come over the link alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from typing import Any
+
+import ray
+
+from sgray.config import Config
+from sgray.engine.engine import Engine
+from sgray.engine.executor import measure_hardware
+from sgray.engine.loop import EngineLoop
+from sgray.protocol import StepReport
+from sgray.serve.autoscale import ONGOING
+from sgray.serve.link import LinkServer
+from sgray.serve.table import Endpoint
+
+logger = logging.getLogger(__name__)
+
+DRAIN_POLL_S = 0.05
+
+
+class LLMReplica:
+    """One engine. `values` are those of a `Config`."""
+
+    async def __init__(self, values: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        config = Config.parse(values)
+        self._wedge_timeout_s = config.serve.wedge_timeout_s
+        engine = await asyncio.to_thread(_load, config)  # minutes for a large model; this loop stays responsive
+        self._engine_loop = EngineLoop(engine, self._publish)
+        token = secrets.token_urlsafe(32)
+        self._server = LinkServer(self._engine_loop, engine.info, token)
+        host = ray.util.get_node_ip_address()
+        self._endpoint = Endpoint(host, await self._server.start(host), token)
+        self._engine_loop.start()
+        logger.info("engine ready: %s", engine.info)
+
+    async def ping(self) -> None:
+        """Answer; a call that waits for a replica also makes Serve start one."""
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Called by Serve once: what ingresses need to reach this replica."""
+        return self._endpoint.as_metadata()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve again and again."""
+        return {ONGOING: float(self._server.num_streams)}
+
+    def check_health(self) -> None:
+        """Called by Serve again and again; raises when this replica should be replaced."""
+        if fault := self._fault():
+            raise RuntimeError(fault)
+
+    async def __del__(self) -> None:
+        """Called by Serve before the end: take nothing new, finish what runs, within Serve's time limit."""
+        self._server.drain()
+        while self._server.num_streams and self._fault() is None:  # noqa: ASYNC110 - the fault has no event
+            await asyncio.sleep(DRAIN_POLL_S)
+        await self._server.close()
+        if self._fault() is None:
+            await asyncio.to_thread(self._engine_loop.stop)
+
+    def _publish(self, report: StepReport) -> None:
+        self._server.publish(report)
+
+    def _fault(self) -> str | None:
+        """Why this engine will do no more work, if so. One step, however long its prefill, is no fault."""
+        health = self._engine_loop.health()
+        if not health.alive:
+            return "the engine's thread is dead"
+        if health.busy and health.last_step_age_s > self._wedge_timeout_s:
+            return f"work is waiting and no step has ended for {health.last_step_age_s:.0f} s"
+        return None
+
+
+def _load(config: Config) -> Engine:
+    """The engine, with no more threads than are this replica's share of the machine."""
+    if config.model.num_threads == "auto":
+        share = measure_hardware().num_threads // config.serve.max_replicas
+        num_threads = max(1, share, int(config.serve.num_cpus_per_replica))
+        config = config.model_copy(update={"model": config.model.model_copy(update={"num_threads": num_threads})})
+    return Engine.load(config)

@@ -1,0 +1,50 @@
+"""Every knob of the configuration, frozen: a new one is a reviewed change of this list."""
+
+from sgray.config import leaves
+
+LEAVES = {
+    "api.max_batch",
+    "api.max_body_bytes",
+    "api.max_n",
+    "api.max_stop",
+    "api.request_timeout_s",
+    "memory.disable_radix_cache",
+    "memory.max_total_tokens",
+    "memory.mem_fraction_static",
+    "memory.page_size",
+    "model.chat_template",
+    "model.context_length",
+    "model.device",
+    "model.dtype",
+    "model.model_path",
+    "model.num_threads",
+    "model.revision",
+    "model.served_model_name",
+    "model.tokenizer_path",
+    "parallel.tp_size",
+    "schedule.chunked_prefill_size",
+    "schedule.max_queued_requests",
+    "schedule.max_running_requests",
+    "schedule.random_seed",
+    "schedule.schedule_policy",
+    "serve.downscale_delay_s",
+    "serve.graceful_shutdown_timeout_s",
+    "serve.health_check_period_s",
+    "serve.max_replicas",
+    "serve.min_replicas",
+    "serve.num_cpus_per_ingress",
+    "serve.num_cpus_per_replica",
+    "serve.num_ingress_replicas",
+    "serve.routing_policy",
+    "serve.target_ongoing_requests",
+    "serve.upscale_delay_s",
+    "serve.wedge_timeout_s",
+}
+
+
+def test_the_leaves_are_these_and_no_others() -> None:
+    assert set(leaves()) == LEAVES
+
+
+def test_there_are_few_of_them() -> None:
+    assert len(LEAVES) <= 60

@@ -1,0 +1,211 @@
+"""The app over the real engine with the default model, all in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+
+import httpx
+import pytest
+from sgray.config import Config
+from sgray.engine.engine import Engine
+from sgray.engine.loop import EngineLoop
+from sgray.protocol import Delta, EngineInfo, Load, Request, StepReport
+from sgray.serve.openai.app import create_app
+
+pytestmark = pytest.mark.anyio
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BOTH = pytest.mark.parametrize("path", [CHAT, TEXT])
+
+
+class LoopBackend:
+    """The engine's thread as a backend: deltas come over to the event loop of whoever submitted."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._sinks: dict[str, Callable[[Delta], None]] = {}
+        self._load = Load()
+        self.loop = EngineLoop(engine, self._publish)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    def ready(self) -> bool:
+        return self.loop.health().alive
+
+    def loads(self) -> Mapping[str, Load]:
+        return {"here": self._load}
+
+    async def submit(self, request: Request) -> AsyncGenerator[Delta, None]:
+        queue: asyncio.Queue[Delta] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        self._sinks[request.id] = lambda delta: loop.call_soon_threadsafe(queue.put_nowait, delta)
+        self.loop.submit(request)
+        try:
+            while True:
+                delta = await queue.get()
+                yield delta
+                if delta.finish is not None:
+                    return
+        finally:
+            del self._sinks[request.id]
+            self.loop.abort(request.id)
+
+    def _publish(self, report: StepReport) -> None:
+        self._load = report.load
+        for delta in report.deltas:
+            if sink := self._sinks.get(delta.id):
+                sink(delta)
+
+
+@pytest.fixture(scope="module")
+def backend(model_dir) -> Iterator[LoopBackend]:
+    values = {
+        "model": {"model_path": str(model_dir), "served_model_name": "smollm2-135m-instruct", "device": "cpu", "dtype": "float32"},
+        "memory": {"max_total_tokens": 1024},
+        "schedule": {"chunked_prefill_size": 64},
+    }
+    backend = LoopBackend(Engine.load(Config.parse(values)))
+    backend.loop.start()
+    yield backend
+    backend.loop.stop()
+
+
+async def idle(backend: LoopBackend) -> Load:
+    """The load once nothing runs, which must be soon."""
+    load, health = Load(), backend.loop.health()
+    for _ in range(1000):
+        load, health = backend.loads()["here"], backend.loop.health()
+        if not load.running and not load.waiting and not health.busy:
+            return load
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"the engine still runs: {load} {health}")
+
+
+@BOTH
+async def test_pub_041_to_044_stop_strings(api, path):
+    force = api.force(33203)
+    assert await api.texts(path, **force, stop=["EFD"], max_tokens=8) == ("stop:D",) * 2
+    assert await api.texts(path, **force, stop=["DE"], max_tokens=8) == ("stop:",) * 2
+    assert await api.texts(path, **force, stop=["FX"], max_tokens=3) == ("length:DEFDEFDEF",) * 2
+    assert await api.texts(path, **force, stop=["EFD"], max_tokens=8, no_stop_trim=True) == ("stop:DEFD",) * 2
+    assert (await api.answer(path, **force, stop=["EFD"], max_tokens=8))["usage"]["completion_tokens"] == 2
+
+
+@BOTH
+async def test_pub_046_to_048_end_tokens(api, path):
+    assert await api.texts(path, **api.force(2), max_tokens=5) == ("stop:",) * 2
+    answer = await api.answer(path, **api.force(2), max_tokens=5, ignore_eos=True)
+    assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 5)
+    answer = await api.answer(path, **api.force(2), max_tokens=10, min_tokens=3)
+    assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("stop", 4)
+
+
+@BOTH
+async def test_pub_040_and_pub_035_parts_of_characters(api, path, tokenizer):
+    force = api.force(10813)
+    assert await api.texts(path, **force, max_tokens=1) == ("length:\ufffd",) * 2
+    events = await api.events(path, **force, max_tokens=12)
+    assert len(events) > 6
+    choices = [choice for event in events for choice in event["choices"]]
+    text = "".join(choice["text"] if path == TEXT else choice["delta"].get("content", "") for choice in choices)
+    assert text == tokenizer.decode([10813] * 12)
+
+
+@BOTH
+async def test_greedy_streams_join_to_the_whole_and_repeat(api, path):
+    whole, streamed = await api.texts(path, temperature=0, max_tokens=12)
+    assert whole == streamed
+    assert (await api.texts(path, temperature=0, max_tokens=12))[0] == whole
+    assert len(whole) > 12
+
+
+async def test_pub_056_three_choices_with_one_prompt(api):
+    events = await api.events(CHAT, n=3, temperature=1, max_tokens=12, stream_options={"include_usage": True})
+    choices = [choice for event in events for choice in event["choices"]]
+    assert sorted(choice["index"] for choice in choices if choice["finish_reason"]) == [0, 1, 2]
+    assert events[-1]["usage"]["prompt_tokens"] == 31
+    assert events[-1]["usage"]["completion_tokens"] <= 36
+
+
+@BOTH
+async def test_pub_060_seeds_fix_the_text(api, path):
+    async def text(**fields):
+        answer = await api.answer(path, temperature=1, max_tokens=8, **fields)
+        return answer["choices"][0]["text"] if path == TEXT else answer["choices"][0]["message"]["content"]
+
+    seeded = [await text(seed=seed) for seed in (0, 0, 1, 2)]
+    assert seeded[0] == seeded[1]
+    assert len(set(seeded)) > 1
+    assert len({await text() for _ in range(2)}) > 1
+    several = await api.answer(path, temperature=1, max_tokens=8, seed=0, n=3)
+    texts = [choice["text"] if path == TEXT else choice["message"]["content"] for choice in several["choices"]]
+    assert seeded[1:] == texts
+
+
+@BOTH
+async def test_pub_109_top_k_one_is_greedy(api, path):
+    greedy = await api.texts(path, temperature=0, max_tokens=8)
+    assert await api.texts(path, temperature=1, top_k=1, max_tokens=8) == greedy
+    assert await api.texts(path, temperature=1, top_p=0, max_tokens=8) == greedy
+    for top_k in (-1, 0, 49152, 9999999):
+        assert await api.answer(path, top_k=top_k, seed=1)
+
+
+async def test_pub_049_and_pub_050_prompt_logprobs_are_complete_and_repeat(api):
+    prompt = [1000 + (7 * index) % 300 for index in range(150)]  # more than two chunks of the prefill
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    found = []
+    for ids in (prompt, prompt, prompt[:100] + prompt[:50]):
+        logprobs = (await api.answer(TEXT, prompt=ids, **fields))["choices"][0]["logprobs"]
+        values = logprobs["token_logprobs"]
+        assert len(values) == 151
+        assert values[0] is None
+        assert all(-100 < value <= 0 for value in values[1:])
+        found.append(values)
+    assert max(abs(a - b) for a, b in zip(found[0][1:], found[1][1:], strict=True)) < 1e-4
+    assert max(abs(a - b) for a, b in zip(found[0][1:100], found[2][1:100], strict=True)) < 1e-4
+
+
+async def test_pub_051_streamed_logprobs_equal_whole_ones(api):
+    fields = {"temperature": 0, "logprobs": True, "top_logprobs": 3, "max_tokens": 10}
+    whole = (await api.answer(CHAT, **fields))["choices"][0]["logprobs"]["content"]
+    events = await api.events(CHAT, **fields)
+    streamed = [entry for event in events for choice in event["choices"] for entry in (choice["logprobs"] or {}).get("content", [])]
+    assert [entry["token"] for entry in streamed] == [entry["token"] for entry in whole]
+    assert all(entry["token"] in [other["token"] for other in entry["top_logprobs"]] for entry in whole)
+    assert all(len(entry["top_logprobs"]) == 3 for entry in whole)
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [False, True])
+async def test_pub_090_and_pub_091_leaving_frees_the_engine(api, backend, path, stream, tokenizer):
+    """The call is cancelled as a server does it when the client's connection closes."""
+    call = asyncio.ensure_future(api.post(path, stream=stream, max_tokens=800, ignore_eos=True, n=2))
+    while not backend.loads()["here"].running:
+        await asyncio.sleep(0.005)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    load = await idle(backend)
+    assert load.free_pages + load.cached_pages == load.total_pages
+    assert await api.answer(path, max_tokens=2)
+
+
+async def test_pub_066_what_the_memory_cannot_hold_is_answered(api, backend):
+    error = await api.refused(TEXT, prompt=[5] * 1100, max_tokens=4)
+    assert error["type"] == "invalid_request_error"
+    response = await api.post(TEXT, prompt=[5] * 1000, max_tokens=1000, ignore_eos=True)
+    assert response.status_code in (200, 400)
+    assert (await api.post(TEXT, max_tokens=2)).status_code == 200
+    await idle(backend)
+
+
+async def test_pub_131_a_time_limit_stops_the_engine(backend, tokenizer, api):
+    config = Config.parse({"api": {"request_timeout_s": 0.3}})
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(config, tokenizer, backend)), base_url="http://test")
+    response = await http.post(CHAT, json=api.body(CHAT, max_tokens=900, ignore_eos=True))
+    assert response.status_code == 408
+    stream = await http.post(CHAT, json=api.body(CHAT, max_tokens=900, ignore_eos=True, stream=True))
+    assert "request_timeout" in stream.text
+    await idle(backend)

@@ -1,0 +1,150 @@
+"""One engine behind one ingress and Serve's Python proxy, asked over HTTP and through a handle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from ray import serve
+
+from sgray.config import DEFAULT_MODEL
+
+PROMPT = "Once upon a time there was a small dog who"
+
+
+@pytest.fixture(scope="module")
+def service(deploy: Callable[[Mapping[str, Any]], Any]) -> Any:
+    return deploy({})
+
+
+def test_the_openai_client_gets_an_answer(service: Any) -> None:
+    client = service.openai()
+    assert [model.id for model in client.models.list()] == [DEFAULT_MODEL]
+    chat = client.chat.completions.create(**service.body("What is the capital of France?"))
+    assert "Paris" in (chat.choices[0].message.content or "")
+    text = client.completions.create(model=DEFAULT_MODEL, prompt=PROMPT, max_tokens=12, temperature=0)
+    assert text.usage is not None
+    assert text.usage.completion_tokens == 12
+    assert text.choices[0].text
+
+
+def test_streamed_text_is_the_whole_text(service: Any) -> None:
+    client = service.openai()
+    for question in ("Name three rivers.", "Écris une phrase en français, avec un emoji 🙂"):
+        body = service.body(question, max_tokens=40)
+        whole = client.chat.completions.create(**body).choices[0]
+        chunks = list(client.chat.completions.create(**body, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
+        assert chunks[-1].choices[0].finish_reason == whole.finish_reason
+        assert len(chunks) > 5
+
+
+def test_errors_come_in_openais_shape(service: Any) -> None:
+    client = service.openai(max_retries=0)
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(**service.body("hi") | {"model": "other"})
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**service.body("hi", max_tokens=10**6))
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**service.body("hi", temperature=-1))
+    assert httpx.post(f"{service.url}/v1/chat/completions", content=b"{", timeout=30).status_code in (400, 415)
+    service.assert_idle()
+
+
+def test_64_callers_at_once_get_what_each_would_get_alone(service: Any) -> None:
+    bodies = [service.body(f"Repeat the number {index}.", max_tokens=8) for index in range(64)]
+
+    async def ask(client: httpx.AsyncClient, body: Mapping[str, Any]) -> str:
+        answer = await client.post(f"{service.url}/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    async def ask_all() -> list[str]:
+        async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=64)) as client:
+            return await asyncio.gather(*(ask(client, body) for body in bodies))
+
+    together = asyncio.run(ask_all())
+    client = service.openai()
+    for index in (0, 31, 63):
+        alone = client.chat.completions.create(**bodies[index]).choices[0].message.content
+        assert together[index] == alone
+    service.assert_idle()
+
+
+def test_clients_that_leave_take_their_work_with_them(service: Any) -> None:
+    steps = service.figures()["sgray:engine_aborted_requests"]
+
+    async def leave(client: httpx.AsyncClient, index: int) -> None:
+        body = service.body(f"Tell me a long story, number {index}.", max_tokens=1500, stream=True)
+        async with client.stream("POST", f"{service.url}/v1/chat/completions", json=body) as answer:
+            if index % 3:
+                await anext(answer.aiter_lines())
+
+    async def leave_all() -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            await asyncio.gather(*(leave(client, index) for index in range(24)))
+        async with httpx.AsyncClient(timeout=0.3) as client:  # leaves while an answer that is no stream is computed
+            bodies = [service.body(f"A poem, number {index}.", max_tokens=1500) for index in range(8)]
+            await asyncio.gather(
+                *(client.post(f"{service.url}/v1/chat/completions", json=body) for body in bodies),
+                return_exceptions=True,
+            )
+
+    asyncio.run(leave_all())
+    service.assert_idle()
+    aborted = service.figures()["sgray:engine_aborted_requests"]
+    assert all(aborted[replica] - steps[replica] >= 24 for replica in aborted)
+    assert service.openai().chat.completions.create(**service.body("Name a fruit.")).choices[0].message.content
+
+
+def test_a_body_that_stops_half_way_holds_nothing(service: Any) -> None:
+    import socket
+
+    for _ in range(10):
+        with socket.create_connection(("127.0.0.1", int(service.url.rsplit(":", 1)[1]))) as raw:
+            raw.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+    service.assert_idle()
+    assert service.openai().chat.completions.create(**service.body("Name a fruit.")).choices[0].message.content
+
+
+def test_a_handle_gives_the_same_answers_as_http(service: Any) -> None:
+    handle = serve.get_app_handle("sgray")
+    body = service.body("Name three metals.", max_tokens=40)
+    over_http = service.openai().chat.completions.create(**body).choices[0].message.content
+    assert handle.chat.remote(body).result()["choices"][0]["message"]["content"] == over_http
+    text = {"model": DEFAULT_MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
+    whole = handle.completions.remote(text).result()["choices"][0]["text"]
+    assert whole == service.openai().completions.create(**text).choices[0].text
+    native = handle.generate.remote({"text": PROMPT, "sampling_params": {"max_new_tokens": 12, "temperature": 0}})
+    assert native.result()["text"] == whole
+
+
+def test_a_handle_streams_in_packed_items(service: Any) -> None:
+    handle = serve.get_app_handle("sgray").options(stream=True)
+    body = service.body("Name three metals.", max_tokens=40, stream=True, stream_options={"include_usage": True})
+    chunks = list(handle.chat.remote(body))
+    whole = service.openai().chat.completions.create(**service.body("Name three metals.", max_tokens=40))
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert text == whole.choices[0].message.content
+    num_tokens = chunks[-1]["usage"]["completion_tokens"]
+    assert len(chunks) <= 5 + num_tokens / 8
+
+
+def test_a_handle_stream_that_is_dropped_is_aborted(service: Any) -> None:
+    handle = serve.get_app_handle("sgray").options(stream=True)
+    stream = handle.chat.remote(service.body("Tell me a long story.", max_tokens=1500, stream=True))
+    next(iter(stream))
+    stream.cancel()
+    service.assert_idle()
+
+
+def test_a_handle_raises_what_http_would_answer(service: Any) -> None:
+    handle = serve.get_app_handle("sgray")
+    with pytest.raises(Exception, match="does not exist") as caught:
+        handle.chat.remote(service.body("hi") | {"model": "other"}).result()
+    assert "ModelNotFoundError" in f"{type(caught.value)} {caught.value}"

@@ -1,0 +1,147 @@
+"""From `args:` to an application, without a cluster: what is refused, and what Serve is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+import serve_app
+from sgray.config import Config
+from sgray.errors import ConfigError
+from sgray.serve.autoscale import ONGOING, replicas_for_ongoing_requests
+from sgray.serve.build import build
+from sgray.serve.ingress import Ingress
+from sgray.serve.replica import LLMReplica
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_cluster() -> Iterator[None]:
+    """Building must not start anything."""
+    was_up = ray.is_initialized()
+    yield
+    assert ray.is_initialized() == was_up
+
+
+def deployments(args: dict[str, Any]) -> dict[str, Any]:
+    """The two deployments by name."""
+    ingress = build(args)._bound_deployment
+    replica = ingress.init_args[1]._bound_deployment
+    return {ingress.name: ingress, replica.name: replica}
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        pytest.param({"modle": {}}, ["modle", "did you mean 'model'", "serve"], id="section"),
+        pytest.param({"parallel": {"tensor_paralel_size": 1}}, ["parallel.tensor_paralel_size", "tp_size"], id="leaf"),
+        pytest.param({"serve": {"num_replica": 2}}, ["serve.num_replica", "min_replicas"], id="replicas"),
+        pytest.param({"serve": {"max_ongoing_requests": 2}}, ["serve.max_ongoing_requests", "Allowed"], id="ongoing"),
+        pytest.param({"serve": {"min_replicas": 3, "max_replicas": 2}}, ["min_replicas (3)", "(2)"], id="order"),
+        pytest.param({"serve": {"max_replicas": "many"}}, ["serve.max_replicas", "many"], id="type"),
+        pytest.param({"serve": {"routing_policy": "best"}}, ["serve.routing_policy", "round_robin"], id="choice"),
+        pytest.param({"model": {"dtype": "int4"}}, ["model.dtype", "bfloat16"], id="dtype"),
+        pytest.param({"model": {"model_path": "/no/such/dir"}}, ["model.model_path", "/no/such/dir"], id="path"),
+        pytest.param({"model": "smollm2"}, ["model"], id="section of the wrong type"),
+    ],
+)
+def test_pub_132_wrong_values_are_refused_with_their_place(args: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(args)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_ranks_that_cannot_share_the_heads_are_refused_before_anything_starts(model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="7"):
+        build({"model": {"model_path": str(model_dir)}, "parallel": {"tp_size": 7}})
+
+
+def test_an_empty_configuration_is_the_default_service() -> None:
+    found = deployments({})
+    assert set(found) == {"Ingress", "LLMReplica"}
+    assert found["LLMReplica"].func_or_class is LLMReplica
+    assert issubclass(found["Ingress"].func_or_class, Ingress)
+    assert found["LLMReplica"].init_args == (Config().model_dump(),)
+
+
+def test_serve_is_told_what_the_configuration_says() -> None:
+    values = {
+        "min_replicas": 2,
+        "max_replicas": 5,
+        "num_ingress_replicas": 3,
+        "target_ongoing_requests": 7.0,
+        "upscale_delay_s": 1.0,
+        "downscale_delay_s": 2.0,
+        "graceful_shutdown_timeout_s": 11.0,
+        "health_check_period_s": 3.0,
+        "num_cpus_per_replica": 0.25,
+        "num_cpus_per_ingress": 0.125,
+    }
+    found = deployments({"serve": values})
+    replica, ingress = found["LLMReplica"], found["Ingress"]
+    scaling = replica._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 7.0)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (1.0, 2.0)
+    assert replica.ray_actor_options["num_cpus"] == 0.25
+    assert replica.ray_actor_options["num_gpus"] == 0
+    assert ingress.ray_actor_options["num_cpus"] == 0.125
+    assert ingress.num_replicas == 3
+    for deployment in (replica, ingress):
+        assert deployment._deployment_config.graceful_shutdown_timeout_s == 11.0
+        assert deployment._deployment_config.health_check_period_s == 3.0
+
+
+def test_a_cuda_replica_reserves_its_gpu() -> None:
+    assert deployments({"model": {"device": "cuda"}})["LLMReplica"].ray_actor_options["num_gpus"] == 1
+
+
+def test_streams_may_finish_for_longer_than_an_ordinary_generation_takes() -> None:
+    assert deployments({})["LLMReplica"]._deployment_config.graceful_shutdown_timeout_s >= 300
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_shipped_configuration_is_accepted(path: Path) -> None:
+    content = yaml.safe_load(path.read_text())
+    schema = ServeDeploySchema.model_validate(content)
+    assert [app.import_path for app in schema.applications] == ["serve_app:build"] * len(schema.applications)
+    for app in content["applications"]:
+        serve_app.build(app.get("args", {}))
+
+
+def test_the_default_configuration_stays_on_this_machine() -> None:
+    content = yaml.safe_load((ROOT / "configs/serve.yaml").read_text())
+    assert content["http_options"]["host"] == "127.0.0.1"
+    assert content["applications"][0]["name"] == "sgray"
+
+
+@pytest.mark.parametrize(
+    ("ongoing", "queued", "wanted"),
+    [
+        ([], 0, 0),
+        ([], 3, 1),
+        ([0.0], 0, 0),
+        ([1.0], 0, 1),
+        ([32.0], 0, 1),
+        ([33.0], 0, 2),
+        ([40.0, 60.0], 0, 4),
+        ([1e6], 0, 4),
+    ],
+)
+def test_the_number_of_replicas_follows_the_ongoing_requests(ongoing: list[float], queued: int, wanted: int) -> None:
+    context = SimpleNamespace(
+        aggregated_metrics={ONGOING: dict(enumerate(ongoing))},
+        total_queued_requests=queued,
+        capacity_adjusted_min_replicas=0,
+        capacity_adjusted_max_replicas=4,
+        config=SimpleNamespace(target_ongoing_requests=32.0),
+    )
+    assert replicas_for_ongoing_requests(context) == (wanted, {})  # type: ignore[arg-type]

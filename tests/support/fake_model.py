@@ -1,0 +1,228 @@
+"""A deterministic model without weights that watches the engine: each page holds what a real one would depend on.
+
+The "key-value entry" of a position is a hash of all tokens up to it. Before a step computes from position `start`, the
+row of pages must hold exactly the entries of `[0, start)`; so a page that is shared, evicted, copied or given back
+wrongly fails at once. The next token is a function of all tokens before it, the seed and its index alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sgray.engine.plan import Admission, StepPlan, StepResult
+from sgray.engine.scheduler import Limits, Scheduler
+from sgray.memory.cache import PrefixCache
+from sgray.protocol import Delta, Finish, Request, SamplingParams, TokenLogprobs
+
+VOCAB_SIZE = 1000
+MASK = (1 << 61) - 1
+
+
+def mix(state: int, value: int) -> int:
+    return ((state ^ (value + 0x9E37)) * 0x9E3779B97F4A7C15 + (state >> 7)) & MASK
+
+
+def draw(state: int, sampling: SamplingParams, seed: int, index: int, end_ids: Iterable[int]) -> int:
+    """The token after `state`: forced by a bias, no end before `min_new_tokens`, random only if it is hot."""
+    banned = set(end_ids) if index < sampling.min_new_tokens else set()
+    biased = [token for token in sampling.logit_bias if token not in banned]
+    if biased:
+        return max(biased, key=lambda token: sampling.logit_bias[token])
+    token = mix(state, mix(seed, index) if sampling.temperature > 0 else 0) % VOCAB_SIZE
+    while token in banned:
+        token = (token + 1) % VOCAB_SIZE
+    return token
+
+
+def logprob(state: int, token: int) -> TokenLogprobs:
+    return TokenLogprobs(-(mix(state, token) % 1000) / 100)
+
+
+def solo(prompt: list[int], count: int, *, seed: int = 0, sampling: SamplingParams | None = None) -> list[int]:
+    """What a request yields alone, without engine, cache or end."""
+    sampling = sampling or SamplingParams(temperature=0)
+    state, tokens = 0, []
+    for token in prompt:
+        state = mix(state, token)
+    for index in range(count):
+        tokens.append(draw(state, sampling, seed, index, ()))
+        state = mix(state, tokens[-1])
+    return tokens
+
+
+@dataclass
+class Slot:
+    admission: Admission
+    tokens: list[int]
+    row: list[int] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)  # of the positions in self.tokens, as far as needed
+
+    def state(self, position: int) -> int:
+        while len(self.states) <= position:
+            before = self.states[-1] if self.states else 0
+            self.states.append(mix(before, self.tokens[len(self.states)]))
+        return self.states[position]
+
+
+class FakeExecutor:
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.pages: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
+        self.slots: dict[int, Slot] = {}
+        self.num_computed = 0
+        self.plans: list[StepPlan] = []
+        self.keep_plans = True
+        self.bad_tokens: set[int] = set()  # a sequence that has one of them fails alone
+        self.explode = 0  # so many steps to come raise
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self.keep_plans:
+            self.plans.append(plan)
+        for source, destination in plan.copies:
+            self.pages[destination] = list(self.pages[source])
+        for admission in plan.admissions:
+            self.slots[admission.slot] = Slot(admission, list(admission.tokens))
+        if self.explode:
+            self.explode -= 1
+            raise RuntimeError("the device fell off the bus")
+        result = StepResult(plan.step, [], [], [])
+        assert len(set(plan.slots)) == len(plan.slots)
+        flat = iter(plan.tokens)
+        for index, number in enumerate(plan.slots):
+            slot = self.slots[number]
+            slot.row += plan.new_pages[index]
+            start, end = plan.starts[index], plan.starts[index] + plan.lengths[index]
+            assert [next(flat) for _ in range(start, end)] == slot.tokens[start:end]
+            self.verify(slot, start)
+            self.write(slot, start, end)
+            if self.bad_tokens.intersection(slot.tokens[:end]):
+                result.errors[index] = "logits are not finite"
+            self.answer(slot, start, end, plan.samples[index], result)
+        assert next(flat, None) is None
+        return result
+
+    def verify(self, slot: Slot, start: int) -> None:
+        """The row holds the entries of `[0, start)`."""
+        size = self.page_size
+        slot.state(max(start - 1, 0))
+        for place in range(-(-start // size)):
+            low, high = place * size, min((place + 1) * size, start)
+            assert self.pages[slot.row[place]][: high - low] == slot.states[low:high], "a page holds another's tokens"
+
+    def write(self, slot: Slot, start: int, end: int) -> None:
+        self.num_computed += end - start
+        for position in range(start, end):
+            self.pages[slot.row[position // self.page_size]][position % self.page_size] = slot.state(position)
+
+    def answer(self, slot: Slot, start: int, end: int, samples: bool, result: StepResult) -> None:
+        admission = slot.admission
+        sampling, num_prompt = admission.sampling, admission.num_prompt
+        token = -1
+        if samples:
+            assert end == len(slot.tokens)
+            token = draw(
+                slot.state(end - 1), sampling, admission.seed, len(slot.tokens) - num_prompt, admission.end_ids
+            )
+            slot.tokens.append(token)
+        result.tokens.append(token)
+        result.logprobs.append(logprob(slot.state(end - 1), token) if samples and sampling.logprobs >= 0 else None)
+        result.prompt_logprobs.append(
+            [logprob(slot.state(p - 1), slot.tokens[p]) for p in range(start + 1, min(end + 1, num_prompt))]
+            if sampling.prompt_logprobs >= 0
+            else None
+        )
+
+
+@dataclass
+class Output:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    finish: Finish | None = None
+    cached: int | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def take(self, delta: Delta) -> None:
+        assert self.finish is None, "a delta after the end"
+        assert (delta.cached_tokens is not None) == (not self.deltas), "cached_tokens belong on the first delta alone"
+        assert delta.logprobs is None or len(delta.logprobs) == len(delta.tokens)
+        self.deltas.append(delta)
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs or []
+        self.finish = delta.finish
+        self.cached = delta.cached_tokens if delta.cached_tokens is not None else self.cached
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+
+
+class Rig:
+    """Scheduler, cache and fake model, driven by hand; checks the books after each act."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 256,
+        page_size: int = 4,
+        budget: int = 64,
+        max_running: int = 8,
+        max_queued: int = 100,
+        context: int = 8192,
+        end_ids: tuple[int, ...] = (),
+        policy: str = "fcfs",
+        disabled: bool = False,
+        random_seed: int | None = 0,
+        checks: bool = True,
+        lookahead: int = 64,
+    ) -> None:
+        self.now = 0.0
+        self.cache = PrefixCache(num_pages, page_size, disabled=disabled)
+        self.scheduler = Scheduler(
+            self.cache,
+            Limits(budget, max_running, max_queued, context, VOCAB_SIZE, end_ids, lookahead),
+            clock=lambda: self.now,
+            policy=policy,
+            random_seed=random_seed,
+        )
+        self.executor = FakeExecutor(num_pages, page_size)
+        self.budget = budget
+        self.outputs: dict[str, Output] = {}
+        self.checks = checks
+
+    def add(self, id: str, tokens: list[int], *, priority: int = 0, salt: str = "", **sampling: object) -> None:
+        params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
+        self.scheduler.add(Request(id, tokens, params, priority, salt))
+        self.outputs[id] = Output()
+
+    def abort(self, id: str) -> None:
+        self.scheduler.abort(id)
+        self.take(self.scheduler.drain())
+
+    def step(self) -> StepPlan | None:
+        self.now += 0.01
+        plan = self.scheduler.schedule()
+        if plan is None:
+            self.take(self.scheduler.drain())
+            return None
+        assert 0 < sum(plan.lengths) <= self.budget
+        self.take(self.scheduler.update(plan, self.executor.execute(plan)))
+        return plan
+
+    def take(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            self.outputs[delta.id].take(delta)
+        if self.checks:
+            self.scheduler.check()
+
+    def run(self, most: int = 100_000) -> int:
+        """Step until nothing is left; returns the number of steps."""
+        for count in range(most):
+            if not self.scheduler.has_work:
+                return count
+            self.step()
+        raise AssertionError(f"not done after {most} steps")
+
+    def generate(self, id: str, tokens: list[int], **arguments: object) -> Output:
+        """One request, run to its end."""
+        self.add(id, tokens, **arguments)  # type: ignore[arg-type]
+        self.run()
+        return self.outputs[id]
