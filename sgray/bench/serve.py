@@ -87,7 +87,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop-at-eos", action="store_true", help="let answers end early")
     parser.add_argument("--vocab-size", type=int, default=49_000, help="prompt ids are below this (default: 49000)")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="of one request (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and times (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="of prompts and times; new ones if unset, which no earlier run cached")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")
 
 

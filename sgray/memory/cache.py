@@ -120,8 +120,9 @@ class PrefixCache:
 
         One token is always left to compute, for its logits: `limit` is at most `len(tokens) - 1`. Whole pages are
         locked in the tree. If tokens of the page behind them agree too, the lease gets a fresh page and `take_copy`
-        tells from where to fill it; if memory is short for that, those tokens are computed instead. The lease promises the
-        other whole pages of `tokens`, see `awaited`. `hashes` (of `tokens`, computed if absent) is kept and extended.
+        tells from where to fill it; if memory is short for that, those tokens are computed instead. The lease promises
+        the other whole pages of `tokens`, see `awaited`. `hashes` (of `tokens`, computed if absent) is kept and
+        extended.
         """
         assert tokens, "a lease needs tokens"
         lease = KVLease(namespace, [] if hashes is None else hashes)

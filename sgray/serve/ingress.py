@@ -26,7 +26,7 @@ from sgray.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-Answer = dict[str, Any] | AsyncIterator[dict[str, Any], None]
+Answer = dict[str, Any] | AsyncIterator[dict[str, Any]]
 
 
 class Ingress:

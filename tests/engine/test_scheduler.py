@@ -365,6 +365,37 @@ def test_a_sequence_with_pages_of_its_own_beside_equal_ones_can_still_use_the_wh
     assert output.tokens == solo(prompt(1, 16), 36 - 16 + 1)
 
 
+def test_a_sequence_that_outgrew_the_memory_while_it_shared_it_ends_by_length() -> None:
+    rig = Rig(num_pages=6, page_size=4, lookahead=0)
+    rig.add("old", prompt(1, 16), max_new_tokens=5)
+    rig.step()
+    rig.add("young", [*prompt(1, 16), 1], max_new_tokens=50)
+    [old] = rig.scheduler._running
+    old.waits.add("result")
+    while not rig.scheduler.load().retracted:
+        rig.step()
+    assert len(rig.outputs["young"].tokens) == 8, "17 + 8 tokens do not fit in 24 any more"
+    old.waits.discard("result")
+    rig.run()
+    assert rig.outputs["old"].tokens == solo(prompt(1, 16), 5)
+    assert rig.outputs["young"].tokens == solo([*prompt(1, 16), 1], 8)
+    assert rig.outputs["young"].finish == Finish("length")
+
+
+def test_whoever_waits_is_passed_by_and_runs_when_nothing_is_waited_for() -> None:
+    rig = Rig()
+    rig.add("a", [1, 2], max_new_tokens=2)
+    rig.add("b", [3, 4], max_new_tokens=2)
+    waiting = rig.scheduler._waiting[0]
+    waiting.waits.add("grammar")
+    for _ in range(4):
+        rig.step()
+    assert rig.outputs["b"].finish and not rig.outputs["a"].deltas
+    waiting.waits.discard("grammar")
+    rig.run()
+    assert rig.outputs["a"].tokens == solo([1, 2], 2)
+
+
 # ---- aborts
 
 

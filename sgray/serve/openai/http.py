@@ -75,9 +75,9 @@ async def while_connected(receive: Receive, work: Awaitable[ResultT]) -> ResultT
     watch = asyncio.ensure_future(_disconnect(receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGoneError
+        if watch.done():  # even with a result: nobody reads it, and some servers tell only once that the client left
+            raise ClientGoneError
+        return task.result()
     finally:
         task.cancel()
         watch.cancel()

@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from starlette.applications import Starlette
+
 from sgray.config import Config
 from sgray.errors import SgrayError
 from sgray.protocol import NO_LOGPROBS, Delta, EngineInfo, Finish, Load, Request, TokenLogprobs
 from sgray.serve.openai.app import create_app
 from sgray.text.tokenizer import Tokenizer
-from starlette.applications import Starlette
 
 MODEL = "smollm2-135m-instruct"
 INFO = EngineInfo(

@@ -16,7 +16,7 @@ OPENAI = POSTS[:2]
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize(
     "raw",
-    [b'{"model": ', b"", b"  ", b"[]", b'"x"', b"null", b"1", b'{"a":"\xff"}', b"[" * 100_000, b'{"n":' + b"1" * 5000 + b"}"],
+    [b'{"model": ', b"", b"  ", b"[]", b'"x"', b"null", b"1", b'{"a":"\xff"}', b"[" * 100_000, b"9" * 5000],
 )
 async def test_pub_110_a_body_that_is_no_json_object_is_a_400_in_openai_shape(api, path, raw):
     response = await api.http.post(path, content=raw, headers={"content-type": "application/json"})
@@ -27,7 +27,9 @@ async def test_pub_110_a_body_that_is_no_json_object_is_a_400_in_openai_shape(ap
     assert error["message"]
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16"])
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16"]
+)
 async def test_pub_110_a_good_body_of_another_content_type_is_refused(api, content_type):
     raw = json.dumps(api.body("/v1/chat/completions"))
     response = await api.http.post("/v1/chat/completions", content=raw, headers={"content-type": content_type})
@@ -35,7 +37,9 @@ async def test_pub_110_a_good_body_of_another_content_type_is_refused(api, conte
     assert "Content-Type" in response.text or "harset" in response.text
 
 
-@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"])
+@pytest.mark.parametrize(
+    "content_type", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"]
+)
 async def test_json_by_another_spelling_is_accepted(api, content_type):
     raw = json.dumps(api.body("/v1/chat/completions"))
     response = await api.http.post("/v1/chat/completions", content=raw, headers={"content-type": content_type})
@@ -78,7 +82,13 @@ async def test_an_unknown_route_is_a_404_in_openai_shape(api):
 
 
 async def test_a_wrong_method_is_a_405_that_names_the_right_one(api):
-    for method, path in [("GET", "/v1/chat/completions"), ("POST", "/v1/models"), ("DELETE", "/v1/completions"), ("POST", "/health")]:
+    wrong = [
+        ("GET", "/v1/chat/completions"),
+        ("POST", "/v1/models"),
+        ("DELETE", "/v1/completions"),
+        ("POST", "/health"),
+    ]
+    for method, path in wrong:
         response = await api.http.request(method, path)
         assert response.status_code == 405
         assert response.json()["error"]["code"] == "method_not_allowed"
@@ -111,7 +121,8 @@ async def test_the_request_id_of_the_client_comes_back_if_it_is_sane(api):
 
 
 async def test_each_answer_has_its_own_request_id(api):
-    ids = {(await api.post("/v1/completions", stream=stream)).headers["x-request-id"] for stream in (False, True, False)}
+    responses = [await api.post("/v1/completions", stream=stream) for stream in (False, True, False)]
+    ids = {response.headers["x-request-id"] for response in responses}
     assert len(ids) == 3
 
 

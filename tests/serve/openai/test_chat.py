@@ -113,7 +113,8 @@ async def test_pub_055_bytes_join_to_the_content_though_tokens_are_parts_of_char
     backend.script = [178, 239, 230, 905, 2]
     choice = (await api.answer(PATH, logprobs=True, max_tokens=9))["choices"][0]
     entries = choice["logprobs"]["content"]
-    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == choice["message"]["content"] == "界 world"
+    joined = bytes(byte for entry in entries for byte in entry["bytes"]).decode()
+    assert joined == choice["message"]["content"] == "界 world"
     assert len(entries) == 5  # one a token, the end token too
 
 
@@ -205,4 +206,5 @@ async def test_a_message_that_the_client_got_from_us_can_be_sent_back(client, ap
         model="smollm2-135m-instruct", messages=[{"role": "user", "content": "hi"}], max_tokens=3
     )
     message = answer.choices[0].message.model_dump()
-    assert await api.answer(PATH, messages=[{"role": "user", "content": "hi"}, message, {"role": "user", "content": "and?"}])
+    messages = [{"role": "user", "content": "hi"}, message, {"role": "user", "content": "and?"}]
+    assert await api.answer(PATH, messages=messages)

@@ -18,9 +18,9 @@ async def test_the_openai_client_reads_answers_and_streams(client):
 
 
 async def test_a_prompt_comes_as_text_ids_texts_or_lists_of_ids(api, backend):
-    for prompt in ("Hello world", [19556, 905], ["Hello world", "Hello"], [[19556, 905], [19556]]):
+    forms = [("Hello world", 1), ([19556, 905], 1), (["Hello world", "Hello"], 2), ([[19556, 905], [19556]], 2)]
+    for prompt, count in forms:
         answer = await api.answer(PATH, prompt=prompt)
-        count = len(prompt) if isinstance(prompt[0], list) or isinstance(prompt, list) and isinstance(prompt[0], str) else 1
         assert [choice["index"] for choice in answer["choices"]] == list(range(count))
     assert [request.tokens for request in backend.requests] == [[19556, 905]] * 2 + [[19556, 905], [19556]] * 2
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
 import httpx
 import pytest
+
 from sgray.config import Config
 from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
@@ -62,7 +63,7 @@ class LoopBackend:
 @pytest.fixture(scope="module")
 def backend(model_dir) -> Iterator[LoopBackend]:
     values = {
-        "model": {"model_path": str(model_dir), "served_model_name": "smollm2-135m-instruct", "device": "cpu", "dtype": "float32"},
+        "model": {"model_path": str(model_dir), "device": "cpu", "dtype": "float32"},
         "memory": {"max_total_tokens": 1024},
         "schedule": {"chunked_prefill_size": 64},
     }
@@ -172,7 +173,8 @@ async def test_pub_051_streamed_logprobs_equal_whole_ones(api):
     fields = {"temperature": 0, "logprobs": True, "top_logprobs": 3, "max_tokens": 10}
     whole = (await api.answer(CHAT, **fields))["choices"][0]["logprobs"]["content"]
     events = await api.events(CHAT, **fields)
-    streamed = [entry for event in events for choice in event["choices"] for entry in (choice["logprobs"] or {}).get("content", [])]
+    parts = [choice["logprobs"]["content"] for event in events for choice in event["choices"] if choice["logprobs"]]
+    streamed = [entry for part in parts for entry in part]
     assert [entry["token"] for entry in streamed] == [entry["token"] for entry in whole]
     assert all(entry["token"] in [other["token"] for other in entry["top_logprobs"]] for entry in whole)
     assert all(len(entry["top_logprobs"]) == 3 for entry in whole)
@@ -203,7 +205,9 @@ async def test_pub_066_what_the_memory_cannot_hold_is_answered(api, backend):
 
 async def test_pub_131_a_time_limit_stops_the_engine(backend, tokenizer, api):
     config = Config.parse({"api": {"request_timeout_s": 0.3}})
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(config, tokenizer, backend)), base_url="http://test")
+    http = httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(config, tokenizer, backend)), base_url="http://test"
+    )
     response = await http.post(CHAT, json=api.body(CHAT, max_tokens=900, ignore_eos=True))
     assert response.status_code == 408
     stream = await http.post(CHAT, json=api.body(CHAT, max_tokens=900, ignore_eos=True, stream=True))

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
 from sgray.config import Config
 from sgray.errors import EngineError
 from sgray.protocol import Load
@@ -89,7 +90,7 @@ async def test_two_apps_do_not_share_counts(api, make_app):
 
 
 async def test_every_figure_of_a_load_is_shown():
-    load = Load(**{name: 7 for name in Load.__dataclass_fields__})
+    load = Load(**dict.fromkeys(Load.__dataclass_fields__, 7))
     families = engine_metrics({"a": load, "b": load}, 16)
     assert all(len(family.samples) == 2 and family.samples[0].value > 0 for family in families)
     assert all(re.fullmatch(r"sgray:[a-z_]+", family.name) for family in families)

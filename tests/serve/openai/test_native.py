@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sgray.config import Config
 from sgray.errors import InvalidRequestError, ModelNotFoundError
 from sgray.serve.openai.service import OpenAIService
@@ -41,7 +42,8 @@ async def test_lists_of_prompts_and_several_choices_give_lists(api):
 
 
 async def test_finish_reasons_name_what_matched(api):
-    for sampling, matched in (({"stop": "a w"}, "a w"), ({"stop_token_ids": [905]}, 905), ({"logit_bias": {"2": 100}}, 2)):
+    cases = [({"stop": "a w"}, "a w"), ({"stop_token_ids": [905]}, 905), ({"logit_bias": {"2": 100}}, 2)]
+    for sampling, matched in cases:
         answer = await api.answer(PATH, sampling_params=sampling)
         assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": matched}
 

@@ -158,7 +158,8 @@ async def test_two_limits_must_agree(api):
 
 async def test_pub_064_a_prompt_longer_than_the_context(api, backend):
     long_chat = [{"role": "user", "content": " a" * 9000}]
-    for path, fields in ((TEXT, {"prompt": [5] * 9000}), (TEXT, {"prompt": [5] * 8192}), (CHAT, {"messages": long_chat})):
+    cases = [(TEXT, {"prompt": [5] * 9000}), (TEXT, {"prompt": [5] * 8192}), (CHAT, {"messages": long_chat})]
+    for path, fields in cases:
         error = await api.refused(path, max_tokens=..., **fields)
         assert (error["type"], error["code"]) == ("invalid_request_error", "context_length_exceeded")
         assert "8192" in error["message"]

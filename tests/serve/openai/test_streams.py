@@ -9,9 +9,10 @@ import time
 import httpx
 import openai
 import pytest
+from starlette.applications import Starlette
+
 from sgray.errors import EngineError, ReplicaLostError
 from sgray.protocol import ErrorInfo, Finish
-from starlette.applications import Starlette
 
 pytestmark = pytest.mark.anyio
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -60,7 +61,9 @@ class Connection:
         return b"".join(message.get("body", b"") for message in self.sent[1:])
 
 
-@pytest.mark.parametrize("failure", [EngineError("broke"), Finish("error", error=ErrorInfo(500, "server_error", "broke"))])
+@pytest.mark.parametrize(
+    "failure", [EngineError("broke"), Finish("error", error=ErrorInfo(500, "server_error", "broke"))]
+)
 @pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE])
 async def test_pub_115_a_failure_before_the_first_token_is_a_status(api, backend, path, failure):
     backend.fail_after, backend.failure = 0, failure
@@ -178,6 +181,25 @@ async def test_a_cancelled_server_task_aborts_too(app, api, backend, stream):
     with pytest.raises(asyncio.CancelledError):
         await connection.task
     assert not backend.running
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("way", ["cancel", "leave"])
+async def test_a_call_that_ends_at_any_moment_leaves_nothing_behind(make_app, api, backend, timeout_s, n, stream, way):
+    app = make_app(request_timeout_s=timeout_s)
+    for num_turns in range(80):
+        connection = Connection(app, CHAT, api.body(CHAT, stream=stream, n=n, max_tokens=4000))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        if way == "cancel":
+            connection.task.cancel()
+        else:
+            connection.leave()
+        await asyncio.wait_for(asyncio.gather(connection.task, return_exceptions=True), 5)
+        assert not backend.running, num_turns
+    assert backend.num_drawn < 80 * 100 * n
 
 
 async def test_a_client_that_leaves_while_it_sends_its_body_is_no_fault(app, api, caplog):

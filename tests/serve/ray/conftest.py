@@ -36,7 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ray leaves sockets and files to the garbage collector and uses what Python deprecates; only its warnings pass."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            for kind in ("ResourceWarning", "DeprecationWarning", "FutureWarning", "pytest.PytestUnraisableExceptionWarning"):
+            for kind in (
+                "ResourceWarning",
+                "DeprecationWarning",
+                "FutureWarning",
+                "pytest.PytestUnraisableExceptionWarning",
+            ):
                 item.add_marker(pytest.mark.filterwarnings(f"ignore::{kind}"))
 
 
@@ -72,6 +77,10 @@ class Service:
             free, cached = figures["sgray:kv_available_tokens"][replica], figures["sgray:kv_evictable_tokens"][replica]
             assert free + cached == total, f"leased pages are left on {replica}"
 
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float) -> None:
+        """Wait for a condition; an HTTP error counts as false."""
+        until(condition, what, timeout_s)
+
     def _is_idle(self) -> bool:
         figures = self.figures()
         return not any(
@@ -90,6 +99,12 @@ def until(condition: Callable[[], object], what: str, timeout_s: float) -> None:
             pass
         time.sleep(0.1)
     raise AssertionError(f"not true after {timeout_s:g} s: {what}")
+
+
+@pytest.fixture(scope="session")
+def service_type() -> type[Service]:
+    """For modules that start the service themselves."""
+    return Service
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from sgray.config import DEFAULT_MODEL
 
 Deploy = Callable[[Mapping[str, Any]], Any]
 
-NUM_GROUPS, NUM_EACH = 8, 4
+NUM_GROUPS, NUM_EACH = 7, 4  # odd, so that a group meets both replicas when they take turns
 SHARED_WORDS = 120
 
 
@@ -54,30 +53,38 @@ async def found_share(url: str, salt: str) -> float:
     return found / possible
 
 
+@pytest.fixture(scope="module")
+def share_by_turns(deploy: Deploy) -> float:
+    """What is found where replicas take turns."""
+    service = deploy({"min_replicas": 2, "max_replicas": 2, "routing_policy": "round_robin"})
+    return asyncio.run(found_share(service.url, "a"))
+
+
+@pytest.fixture(scope="module")
+def service(deploy: Deploy, share_by_turns: float) -> Any:
+    """The service that the other tests use."""
+    return deploy({"min_replicas": 2, "max_replicas": 2})
+
+
 def replica_pids() -> list[int]:
-    """The processes of the engine replicas on this machine that belong to this session."""
+    """The engine replicas' processes; all are children of this one, by way of Ray's own."""
     return [
         process.pid
         for process in psutil.Process().children(recursive=True)
-        if "ServeReplica:sgray:LLMReplica" in process.name() or "LLMReplica" in " ".join(process.cmdline()[:1])
+        if "ServeReplica:sgray:LLMReplica" in " ".join(process.cmdline())
     ]
 
 
-def test_round_robin_finds_less_than_routing_by_cost(deploy: Deploy) -> None:
-    spread = deploy({"min_replicas": 2, "max_replicas": 2, "routing_policy": "round_robin"})
-    # An odd number of groups would let them take turns on the replicas; each group meets both within its four calls.
-    by_turns = asyncio.run(found_share(spread.url, "a"))
-    placed = deploy({"min_replicas": 2, "max_replicas": 2})
-    by_cost = asyncio.run(found_share(placed.url, "b"))
-    used = placed.figures()["sgray:engine_requests"]
-    assert by_cost >= 0.85, (by_cost, by_turns)
-    assert by_turns <= by_cost - 0.1, (by_cost, by_turns)
-    assert min(used.values()) >= NUM_GROUPS * NUM_EACH / 8, f"one replica did nearly everything: {used}"
-    placed.assert_idle()
+def test_routing_by_cost_finds_what_taking_turns_misses(service: Any, share_by_turns: float) -> None:
+    by_cost = asyncio.run(found_share(service.url, "b"))
+    used = service.figures()["sgray:engine_requests"]
+    assert by_cost >= 0.85, (by_cost, share_by_turns)
+    assert share_by_turns <= by_cost - 0.15, (by_cost, share_by_turns)
+    assert min(used.values()) >= NUM_GROUPS * NUM_EACH / 7, f"one replica did nearly everything: {used}"
+    service.assert_idle()
 
 
-def test_pub_126_a_killed_replica_breaks_its_streams_and_nothing_else(deploy: Deploy) -> None:
-    service = deploy({"min_replicas": 2, "max_replicas": 2})
+def test_pub_126_a_killed_replica_breaks_its_streams_and_nothing_else(service: Any) -> None:
     client = service.openai(max_retries=0)
     pids = replica_pids()
     assert len(pids) == 2
@@ -85,7 +92,7 @@ def test_pub_126_a_killed_replica_breaks_its_streams_and_nothing_else(deploy: De
     started = threading.Barrier(7)
 
     def read_long(index: int) -> None:
-        body = service.body(f"Story number {index}: tell me everything.", max_tokens=400)
+        body = service.body(f"Story number {index}: tell me everything.", max_tokens=200)
         try:
             stream = client.chat.completions.create(**body, stream=True, extra_body={"ignore_eos": True})
             next(stream)
@@ -100,7 +107,6 @@ def test_pub_126_a_killed_replica_breaks_its_streams_and_nothing_else(deploy: De
         reader.start()
     started.wait(60)
     os.kill(pids[0], signal.SIGKILL)
-    killed = time.monotonic()
     for index in range(20):
         answer = client.chat.completions.create(**service.body(f"Name fruit {index}.", max_tokens=4))
         assert answer.choices[0].finish_reason
@@ -111,17 +117,8 @@ def test_pub_126_a_killed_replica_breaks_its_streams_and_nothing_else(deploy: De
     assert any(end.startswith("error") for end in ends), ends
     assert "whole" in ends, ends
 
-    def replaced() -> bool:
-        return pids[0] not in replica_pids() and len(service.figures()["sgray:num_running_reqs"]) == 2
-
-    while not replaced():
-        assert time.monotonic() - killed < 90, "the dead replica was not replaced"
-        time.sleep(0.2)
+    service.until(lambda: len(replica_pids()) == 2, "the dead replica is replaced", 90)
+    service.until(lambda: len(service.figures()["sgray:num_running_reqs"]) == 2, "the new replica is linked", 30)
+    asyncio.run(found_share(service.url, "c"))
+    assert all(service.figures()["sgray:engine_requests"].values()), "the new replica takes work"
     service.assert_idle()
-
-
-@pytest.mark.parametrize("index", range(4))
-def test_the_replacement_works(deploy: Deploy, index: int) -> None:
-    client = openai.OpenAI(base_url="http://127.0.0.1:28100/v1", api_key="none", timeout=60)
-    body = {"model": DEFAULT_MODEL, "prompt": f"Number {index} is", "max_tokens": 4, "temperature": 0}
-    assert client.completions.create(**body).usage
