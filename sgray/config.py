@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 Auto = Literal["auto"]
+Count = Annotated[int, Field(strict=True, ge=1)]
 
 
 class Section(BaseModel):
@@ -34,7 +35,9 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Which model, and how to hold it."""
 
-    model_path: str = Field(DEFAULT_MODEL, description="Hugging Face repo id, local directory, or the embedded default's name.")
+    model_path: str = Field(
+        DEFAULT_MODEL, description="Hugging Face repo id, local directory, or the embedded default's name."
+    )
     tokenizer_path: str | None = Field(None, description="Another place for the tokenizer; the model's own if unset.")
     revision: str | None = Field(None, description="Branch, tag or commit of a hub repository.")
     served_model_name: str | None = Field(None, description="The name clients use; model_path if unset.")
@@ -42,11 +45,13 @@ class ModelConfig(Section):
         "auto", description="Computing type; auto is bfloat16 where the hardware has it, else float32."
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is cuda where a GPU is visible.")
-    num_threads: int | Auto = Field(
+    num_threads: Count | Auto = Field(
         "auto", description="Threads that compute on the CPU; auto is all cores, shared evenly by the replicas."
     )
     context_length: int | None = Field(None, ge=1, description="Lower the model's own limit on prompt plus answer.")
-    chat_template: str | None = Field(None, description="A file with a Jinja chat template; the tokenizer's own if unset.")
+    chat_template: str | None = Field(
+        None, description="A file with a Jinja chat template; the tokenizer's own if unset."
+    )
 
 
 class ParallelConfig(Section):
@@ -61,18 +66,26 @@ class MemoryConfig(Section):
     mem_fraction_static: float = Field(
         0.85, gt=0, lt=1, description="Share of the device's free memory for weights and key-value pages."
     )
-    max_total_tokens: int | None = Field(None, ge=1, description="Size of the key-value pool in tokens; from memory if unset.")
-    page_size: int | Auto = Field("auto", description="Tokens a page; auto is 64 on cuda, 16 on cpu.")
+    max_total_tokens: int | None = Field(
+        None, ge=1, description="Size of the key-value pool in tokens; from memory if unset."
+    )
+    page_size: Count | Auto = Field("auto", description="Tokens a page; auto is 64 on cuda, 16 on cpu.")
     disable_radix_cache: bool = Field(False, description="Compute every prompt from its first token.")
 
 
 class ScheduleConfig(Section):
     """The order and the size of work."""
 
-    chunked_prefill_size: int | Auto = Field("auto", description="Token budget a step; auto is 8192 on cuda, 512 on cpu.")
-    max_running_requests: int | Auto = Field("auto", description="Sequences computed together; auto is 256 on cuda, 64 on cpu.")
+    chunked_prefill_size: Count | Auto = Field(
+        "auto", description="Token budget a step; auto is 8192 on cuda, 512 on cpu."
+    )
+    max_running_requests: Count | Auto = Field(
+        "auto", description="Sequences computed together; auto is 256 on cuda, 64 on cpu."
+    )
     max_queued_requests: int = Field(1024, ge=0, description="Waiting requests a replica holds before it answers 503.")
-    schedule_policy: Literal["fcfs", "lpm"] = Field("fcfs", description="fcfs: by age; lpm: longest cached prefix first, with an age cap.")
+    schedule_policy: Literal["fcfs", "lpm"] = Field(
+        "fcfs", description="fcfs: by age; lpm: longest cached prefix first, with an age cap."
+    )
     random_seed: int | None = Field(None, ge=0, description="Fixes the seeds drawn for requests that bring none.")
 
 
@@ -83,7 +96,9 @@ class ApiConfig(Section):
     max_n: int = Field(128, ge=1, description="Largest n of one call.")
     max_batch: int = Field(256, ge=1, description="Most prompts in one completions call.")
     max_stop: int = Field(16, ge=1, description="Most stop strings of one call.")
-    request_timeout_s: float | None = Field(None, gt=0, description="Longest time a request may take; unlimited if unset.")
+    request_timeout_s: float | None = Field(
+        None, gt=0, description="Longest time a request may take; unlimited if unset."
+    )
 
 
 class ServeConfig(Section):
@@ -92,12 +107,18 @@ class ServeConfig(Section):
     min_replicas: int = Field(1, ge=0, description="Fewest engine replicas.")
     max_replicas: int = Field(1, ge=1, description="Most engine replicas.")
     num_ingress_replicas: int = Field(1, ge=1, description="Replicas of the HTTP ingress.")
-    target_ongoing_requests: float = Field(32.0, gt=0, description="Requests a replica should hold; more starts another.")
+    target_ongoing_requests: float = Field(
+        32.0, gt=0, description="Requests a replica should hold; more starts another."
+    )
     upscale_delay_s: float = Field(10.0, ge=0)
     downscale_delay_s: float = Field(300.0, ge=0)
-    graceful_shutdown_timeout_s: float = Field(600.0, ge=0, description="How long a replica that goes away may finish its streams.")
+    graceful_shutdown_timeout_s: float = Field(
+        600.0, ge=0, description="How long a replica that goes away may finish its streams."
+    )
     health_check_period_s: float = Field(5.0, gt=0)
-    wedge_timeout_s: float = Field(60.0, gt=0, description="Work waiting and no step for this long: the replica is replaced.")
+    wedge_timeout_s: float = Field(
+        60.0, gt=0, description="Work waiting and no step for this long: the replica is replaced."
+    )
     routing_policy: Literal["cost", "round_robin"] = Field("cost", description="How the ingress picks a replica.")
     num_cpus_per_replica: float = Field(1.0, ge=0, description="Ray CPUs an engine replica reserves.")
     num_cpus_per_ingress: float = Field(0.1, ge=0, description="Ray CPUs an ingress replica reserves.")
@@ -125,7 +146,7 @@ class Config(Section):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise ConfigError("\n".join(_explain(cls, item) for item in error.errors())) from None
+            raise ConfigError(_explain(cls, error.errors())) from None
 
     @property
     def model_name(self) -> str:
@@ -189,15 +210,32 @@ def is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
 
 
-def _explain(root: type[Section], item: Any) -> str:
-    """One line for one pydantic error: the place, what is wrong, what is allowed there."""
-    place = ".".join(str(part) for part in item["loc"])
-    if item["type"] != "extra_forbidden":
-        return f"{place}: {item['msg']} (got {item.get('input')!r})" if place else item["msg"]
+def _explain(root: type[Section], errors: Iterable[Any]) -> str:
+    """One line for each wrong place: where it is, what is wrong, what is allowed there."""
+    lines: dict[str, str] = {}
+    for item in errors:
+        place, owner = _locate(root, item["loc"])
+        if item["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(item["loc"][-1]), list(owner.model_fields), n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            allowed = ", ".join(sorted(owner.model_fields))
+            lines[place] = f"unknown key {place!r}; {hint}Allowed here: {allowed}"
+        elif place in lines:  # another branch of the same union
+            lines[place] += f", or: {item['msg']}"
+        else:
+            value = item["input"]
+            got = "" if isinstance(value, Mapping) else f"got {value!r}; "
+            lines[place] = f"{place}: {got}{item['msg'].removeprefix('Value error, ')}"
+    return "\n".join(lines.values())
+
+
+def _locate(root: type[Section], loc: tuple[int | str, ...]) -> tuple[str, type[Section]]:
+    """The dotted place of a pydantic location, without the branch of a union, and the section it lies in."""
     owner = root
-    for part in item["loc"][:-1]:
-        owner = owner.model_fields[part].annotation  # type: ignore[assignment]
-    allowed = list(owner.model_fields)
-    near = difflib.get_close_matches(str(item["loc"][-1]), allowed, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown key {place!r}{hint} Allowed here: {', '.join(sorted(allowed))}"
+    for number, part in enumerate(loc, start=1):
+        field = owner.model_fields.get(str(part))
+        annotation = field.annotation if field is not None else None
+        if not (isinstance(annotation, type) and issubclass(annotation, Section)):
+            return ".".join(str(part) for part in loc[:number]), owner
+        owner = annotation
+    return ".".join(str(part) for part in loc), owner

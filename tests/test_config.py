@@ -152,3 +152,11 @@ def test_offline_is_the_hubs_own_switch(monkeypatch: pytest.MonkeyPatch, value: 
     assert is_offline() is expected
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert not is_offline()
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "x"])
+@pytest.mark.parametrize("leaf", ["memory.page_size", "schedule.chunked_prefill_size", "schedule.max_running_requests"])
+def test_a_size_that_may_be_auto_is_otherwise_a_whole_number_above_zero(leaf: str, value: object) -> None:
+    section, name = leaf.split(".")
+    message = refusal({section: {name: value}})
+    assert message.startswith(f"{leaf}: got {value!r}; ") and "'auto'" in message and "\n" not in message
