@@ -78,7 +78,7 @@ def config_from(arguments: argparse.Namespace, **defaults: Any) -> Config:
     """
     values: dict[str, dict[str, Any]] = {}
     given = {name.replace("__", "."): value for name, value in defaults.items()}
-    given.update({name: value for name, value in vars(arguments).items() if name in leaves()})
+    given.update({name: _typed(name, value) for name, value in vars(arguments).items() if name in leaves()})
     for leaf, value in given.items():
         section, name = leaf.split(".")
         values.setdefault(section, {})[name] = value
@@ -115,6 +115,18 @@ def _explain(parser: argparse.ArgumentParser, rest: Sequence[str], position: int
         parser.error(f"{flag} is not available in this version; {reason}")
     near = difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.0)
     parser.error(f"unknown flag {flag}; the nearest known one is {near[0]} (--help lists all)")
+
+
+def _typed(leaf: str, value: str | bool) -> str | bool | int | float:
+    """A number where the leaf takes one and the text is one; else the text, for the configuration to judge."""
+    words = type_of(leaf).split(" | ")
+    for word, convert in (("INT", int), ("FLOAT", float)):
+        if word in words:
+            try:
+                return convert(value)
+            except ValueError:
+                return value
+    return value
 
 
 def _means(flag: str, name: str) -> bool:

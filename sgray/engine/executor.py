@@ -166,5 +166,4 @@ def _system_free_bytes() -> int:
 
 def _has_fast_bfloat16() -> bool:
     """Whether the CPU multiplies bfloat16 in hardware; elsewhere it is converted to float32 and slower than that."""
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("bf16"))
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -49,20 +49,20 @@ class ModelSpec:
         family = find_family(fields.get("architectures"))
         fields = fields.with_defaults(family.defaults)
         _refuse_unsupported(fields)
-        num_heads = fields.integer("num_attention_heads")
-        num_layers = fields.integer("num_hidden_layers")
-        hidden_size = fields.integer("hidden_size")
+        num_heads = fields.count("num_attention_heads")
+        num_layers = fields.count("num_hidden_layers")
+        hidden_size = fields.count("hidden_size")
         attention_bias = fields.boolean("attention_bias", False)
         rope = _read_rope(fields)
-        head_dim = fields.integer("head_dim", hidden_size // num_heads)
+        head_dim = fields.count("head_dim", hidden_size // num_heads)
         spec = cls(
             family=family,
-            vocab_size=fields.integer("vocab_size"),
+            vocab_size=fields.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=fields.integer("intermediate_size"),
+            intermediate_size=fields.count("intermediate_size"),
             num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+            num_kv_heads=fields.count("num_key_value_heads", num_heads),
             head_dim=head_dim,
             context_length=rope.length,
             rms_norm_eps=fields.number("rms_norm_eps"),
@@ -101,16 +101,6 @@ class ModelSpec:
         return replace(self, context_length=context_length, rope=replace(self.rope, length=context_length))
 
     def _check(self, fields: Fields) -> None:
-        for name, value in (
-            ("num_attention_heads", self.num_heads),
-            ("num_key_value_heads", self.num_kv_heads),
-            ("hidden_size", self.hidden_size),
-            ("vocab_size", self.vocab_size),
-            ("head_dim", self.head_dim),
-            ("num_hidden_layers", self.num_layers),
-        ):
-            if value < 1:
-                raise fields.error(f"{name} is {value}; it must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise fields.error(
                 f"num_attention_heads {self.num_heads} is not a multiple of num_key_value_heads {self.num_kv_heads}"
@@ -160,6 +150,13 @@ class Fields:
         value = self._present(name, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(f"{name} must be a whole number, got {value!r}")
+        return value
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 1; required where `default` is None. Null counts as absent."""
+        value = self.integer(name, default)
+        if value < 1:
+            raise self.error(f"{name} must be at least 1, got {value}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -223,9 +220,7 @@ def _read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int 
         return (None,) * num_layers
     if family.window_switch and not fields.boolean(family.window_switch, False):
         return (None,) * num_layers
-    window = fields.integer("sliding_window")
-    if window < 1:
-        raise fields.error(f"sliding_window is {window}; it must be at least 1")
+    window = fields.count("sliding_window")
     if not family.window_switch:
         return (window,) * num_layers
     kinds = fields.get("layer_types")
@@ -255,7 +250,7 @@ def _read_rope(fields: Fields) -> RopeScaling:
     share = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     if share != 1.0:
         raise fields.error(f"partial_rotary_factor {share} is not supported; only whole heads are rotated")
-    limit = fields.integer("max_position_embeddings")
+    limit = fields.count("max_position_embeddings")
     theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA))
     trained = fields.integer("original_max_position_embeddings", rope.integer("original_max_position_embeddings", limit))
     return _ROPE_READERS[kind](rope, theta, limit, trained)

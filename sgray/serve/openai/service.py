@@ -253,7 +253,7 @@ def _supported(body: object) -> object:
         harmless, reason = UNSUPPORTED[name]
         if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):
             raise InvalidRequestError(f"'{name}' is not supported: {reason}.", param=name, code="unsupported_parameter")
-    return {name: value for name, value in kept.items() if value is not None}
+    return kept
 
 
 def _text_options(body: OpenAIBody | NativeSampling, limits: Limits, *, prefix: str = "") -> TextOptions:

@@ -104,6 +104,15 @@ async def test_pub_051_streamed_logprobs_equal_whole_ones(api, backend, width):
     assert all(entry["token"] in [other["token"] for other in entry["top_logprobs"]] for entry in entries)
 
 
+async def test_the_end_tokens_logprobs_come_with_the_finish_of_a_stream(api, backend):
+    backend.script = [28, 253, 2]
+    whole = (await api.answer(PATH, logprobs=True, max_tokens=9))["choices"][0]
+    streamed = [choice for event in await api.events(PATH, logprobs=True, max_tokens=9) for choice in event["choices"]]
+    entries = [entry for choice in streamed if choice["logprobs"] for entry in choice["logprobs"]["content"]]
+    assert [entry["token"] for entry in entries] == [",", " a", "<|im_end|>"]
+    assert entries == whole["logprobs"]["content"]
+
+
 async def test_pub_052_impossible_alternatives_are_left_out(api):
     choice = (await api.answer(PATH, logprobs=True, top_logprobs=10))["choices"][0]
     assert all(len(entry["top_logprobs"]) == 2 for entry in choice["logprobs"]["content"])

@@ -64,7 +64,9 @@ TOKENS = st.lists(st.sampled_from([28, 253, 905, 33203, 10813, 178, 239, 230, 2,
 
 def test_no_split_into_deltas_changes_the_answer(tokenizer):
     @settings(max_examples=300)
-    @given(TOKENS, st.data(), st.lists(st.sampled_from(["EFD", "界", " a w", "\ufffd,", "zz"]), max_size=2, unique=True))
+    @given(
+        TOKENS, st.data(), st.lists(st.sampled_from(["EFD", "界", " a w", "\ufffd,", "zz"]), max_size=2, unique=True)
+    )
     def check(tokens: list[int], data: st.DataObject, stop: list[str]) -> None:
         options = TextOptions(tuple(stop))
         finish = Finish("stop", matched=2) if tokens[-1] == 2 else Finish("length")
@@ -81,7 +83,9 @@ def test_no_split_into_deltas_changes_the_answer(tokenizer):
     check()
 
 
-def _answer(tokenizer: Any, parts: list[list[int]], options: TextOptions, finish: Finish) -> tuple[str, str | None, int]:
+def _answer(
+    tokenizer: Any, parts: list[list[int]], options: TextOptions, finish: Finish
+) -> tuple[str, str | None, int]:
     choice = Choice(0, Prompt([5]), SamplingParams(), options, tokenizer)
     text, reason = "", None
     for index, part in enumerate(parts):

@@ -1,0 +1,50 @@
+"""How parameters are cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from sgray.errors import ConfigError
+from sgray.parallel.mesh import Mesh, Split, Whole, check_rules
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 3, 6])
+def test_parts_lie_side_by_side_and_cover_everything(tp_size: int) -> None:
+    rule = Split(6, "heads")
+    parts = [rule.part(Mesh(rank, tp_size), 48) for rank in range(tp_size)]
+    assert parts[0][0] == 0 and parts[-1][1] == 48
+    assert all(left[1] == right[0] for left, right in zip(parts, parts[1:], strict=False))
+    assert len({stop - start for start, stop in parts}) == 1
+
+
+def test_ranks_beyond_the_units_share_them() -> None:
+    rule = Split(2, "key-value heads", shared=True)
+    assert [rule.part(Mesh(rank, 4), 16) for rank in range(4)] == [(0, 8), (0, 8), (8, 16), (8, 16)]
+
+
+def test_whole_is_whole_on_every_rank() -> None:
+    assert [Whole().part(Mesh(rank, 3), 10) for rank in range(3)] == [(0, 10)] * 3
+
+
+def test_three_ranks_of_the_default_model_pub_125() -> None:
+    last = Mesh(2, 3)
+    assert Split(9, "query heads").part(last, 9) == (6, 9)
+    assert Split(3, "key-value heads", shared=True).part(last, 3) == (2, 3)
+    assert Split(1536, "MLP columns").part(last, 1536) == (1024, 1536)
+
+
+@pytest.mark.parametrize("tp_size", [-1, 0, 2, 4, 5, 7, 12])
+def test_uneven_sizes_are_refused_with_the_count_and_the_size(tp_size: int) -> None:
+    with pytest.raises(ConfigError, match=rf"{tp_size} .*9 query heads.*Sizes that fit: 1, 3, 9"):
+        check_rules([Split(9, "query heads"), Whole()], tp_size)
+
+
+def test_every_reason_is_given() -> None:
+    with pytest.raises(ConfigError, match="9 heads.*10 columns"):
+        check_rules([Split(9, "heads"), Split(10, "columns")], 4)
+
+
+def test_a_shared_unit_must_still_come_out_even() -> None:
+    assert Split(3, "heads", shared=True).problem(6) is None
+    assert Split(3, "heads", shared=True).problem(4) is not None
+    assert Split(3, "heads").problem(6) is not None

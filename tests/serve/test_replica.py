@@ -1,0 +1,111 @@
+"""The replica actor's class with its real engine, driven by hand: no Ray cluster is needed for what it does itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sgray.engine.engine import Engine
+from sgray.protocol import Delta, Request, SamplingParams, StepReport
+from sgray.serve.dispatch import Dispatcher
+from sgray.serve.replica import LLMReplica
+from sgray.serve.table import Endpoint
+
+VALUES: dict[str, Any] = {
+    "model": {"dtype": "float32"},
+    "memory": {"max_total_tokens": 2048},
+    "serve": {"wedge_timeout_s": 0.5},
+}
+
+
+class Replica(LLMReplica):
+    """Serve awaits the asynchronous `__del__`; Python's own call at the object's end has nobody to do so."""
+
+    def __del__(self) -> None:  # type: ignore[override]
+        """Nothing; the tests await `LLMReplica.__del__`."""
+
+
+def run(test: Callable[[LLMReplica, Dispatcher], Awaitable[None]]) -> None:
+    async def main() -> None:
+        replica = Replica.__new__(Replica)
+        await LLMReplica.__init__(replica, VALUES)  # type: ignore[misc]
+        dispatcher = Dispatcher()
+        endpoint = Endpoint.from_metadata(replica.record_replica_metadata())
+        assert endpoint is not None
+        dispatcher.set_replicas({"r": endpoint})
+        await asyncio.wait_for(dispatcher.wait_known(), 5)
+        try:
+            await asyncio.wait_for(test(replica, dispatcher), 60)
+        finally:
+            await dispatcher.close()
+            await LLMReplica.__del__(replica)
+
+    asyncio.run(main())
+
+
+def request(name: str, max_new_tokens: int) -> Request:
+    return Request(name, [1, 2, 3, 4, 5], SamplingParams(max_new_tokens, temperature=0.0, ignore_eos=True))
+
+
+async def deltas_of(dispatcher: Dispatcher, wanted: Request) -> list[Delta]:
+    return [delta async for delta in dispatcher.submit(wanted)]
+
+
+def test_a_replica_serves_counts_and_is_healthy(model_dir: object) -> None:
+    async def test(replica: LLMReplica, dispatcher: Dispatcher) -> None:
+        task = asyncio.create_task(deltas_of(dispatcher, request("a", 20)))
+        while not replica.record_autoscaling_stats()["ongoing"]:
+            await asyncio.sleep(0.01)
+        replica.check_health()
+        deltas = await task
+        assert sum(len(delta.tokens) for delta in deltas) == 20
+        assert replica.record_autoscaling_stats() == {"ongoing": 0.0}
+        assert dispatcher.loads()["r"].generation_tokens == 20
+
+    run(test)
+
+
+def test_a_replica_that_goes_away_finishes_its_streams_first(model_dir: object) -> None:
+    async def test(replica: LLMReplica, dispatcher: Dispatcher) -> None:
+        task = asyncio.create_task(deltas_of(dispatcher, request("a", 40)))
+        while not replica.record_autoscaling_stats()["ongoing"]:
+            await asyncio.sleep(0.01)
+        await LLMReplica.__del__(replica)
+        deltas = await task
+        assert sum(len(delta.tokens) for delta in deltas) == 40
+        while dispatcher.ready():  # until the closing of the link has arrived
+            await asyncio.sleep(0.01)
+
+    run(test)
+
+
+def test_pub_127_a_wedged_engine_is_unhealthy_and_is_not_waited_for(
+    model_dir: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    step = Engine.step
+
+    def blocked(engine: Engine) -> StepReport:
+        released.wait(30)
+        return step(engine)
+
+    async def test(replica: LLMReplica, dispatcher: Dispatcher) -> None:
+        replica.check_health()
+        monkeypatch.setattr(Engine, "step", blocked)
+        task = asyncio.create_task(deltas_of(dispatcher, request("a", 4)))
+        await asyncio.sleep(0.2)
+        replica.check_health()  # one slow step is not a wedge
+        await asyncio.sleep(0.6)
+        with pytest.raises(RuntimeError, match="no step has ended"):
+            replica.check_health()
+        await asyncio.wait_for(LLMReplica.__del__(replica), 5)
+        task.cancel()
+        released.set()
+        while replica._engine_loop.health().busy:  # so that the thread can be stopped
+            await asyncio.sleep(0.01)
+
+    run(test)
