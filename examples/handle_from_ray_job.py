@@ -37,7 +37,7 @@ def main() -> None:
     handle = serve.get_app_handle("sgray").options(stream=True)
     for chunk in handle.chat.remote(body("Count to ten.", stream=True)):
         for choice in chunk["choices"]:
-            print(choice["delta"].get("content", ""), end="", flush=True)
+            print(choice["delta"].get("content") or "", end="", flush=True)
     print()
 
 

@@ -40,9 +40,7 @@ def launch(arguments: argparse.Namespace, **defaults: Any) -> int:
     """Serves the model that the flags describe until SIGINT or SIGTERM. Raises SgrayError before anything starts."""
     if arguments.serve_file:
         if given := sorted(leaves().keys() & vars(arguments).keys()):
-            raise ConfigError(
-                f"--serve-file brings its own configuration; leave {flag_of(given[0])} out or put it there"
-            )
+            raise ConfigError(f"--serve-file brings its own configuration; {flag_of(given[0])} belongs in it")
         return run_file(Path(arguments.serve_file), haproxy=not arguments.no_haproxy)
     config = config_from(arguments, **defaults)
     with tempfile.TemporaryDirectory(prefix="sgray-") as scratch:

@@ -34,8 +34,8 @@ def run_server(
     """Runs a server until SIGINT or SIGTERM; `on_ready(url)` is called once, when its /health answers 200.
 
     `defaults` are environment variables for the server; those that are set already win. Modifies this process's
-    handlers of both signals for the time of the call. Raises ConfigError if the port is taken, ServerDiedError if the server
-    ends by itself. Afterwards no process of the server is left.
+    handlers of both signals for the time of the call. Raises ConfigError if the port is taken, ServerDiedError if the
+    server ends by itself. Afterwards no process of the server is left.
     """
     require_free_port(host, port)
     with _interruptible() as stopped:

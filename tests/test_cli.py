@@ -84,6 +84,7 @@ def test_flags_may_not_be_abbreviated(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_generate_prints_the_continuation(model_dir: object, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["generate", "What is the capital of France?", "--chat", "--max-tokens", "12", "--device", "cpu"]
+    argv += ["--dtype", "float32"]
     assert main(argv) == 0
     assert "Paris" in capsys.readouterr().out
 
@@ -100,7 +101,7 @@ def test_chat_with_a_model_in_this_process_remembers_the_conversation(
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", read)
-    assert main(["chat", "--max-tokens", "16", "--device", "cpu"]) == 0
+    assert main(["chat", "--max-tokens", "16", "--device", "cpu", "--dtype", "float32"]) == 0
     assert "Paris" in capsys.readouterr().out
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -105,9 +106,11 @@ def test_the_server_comes_up_answers_and_leaves_no_process(
     port = free_ports(1)[0]
     command = [sys.executable, "-m", "sgray.launch_server", "--model-path", str(model_dir), "--port", str(port), *proxy]
     command += ["--served-model-name", "small", "--num-cpus-per-replica", "0.5", "--max-total-tokens", "4096"]
+    command += ["--device", "cpu", "--dtype", "float32"]
     log = tmp_path / "log"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("w") as output:
-        server = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
         url = await_ready(server, log)
         children = descendants(server.pid)

@@ -15,8 +15,8 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.fixture(scope="module")
 def model(model_dir: Path) -> LocalModel:
-    config = {"model": {"model_path": str(model_dir), "device": "cpu"}, "memory": {"max_total_tokens": 1024}}
-    return LocalModel.load(Config.parse(config))
+    model = {"model_path": str(model_dir), "device": "cpu", "dtype": "float32"}
+    return LocalModel.load(Config.parse({"model": model, "memory": {"max_total_tokens": 1024}}))
 
 
 def test_a_chat_is_answered_without_the_end_mark(model: LocalModel) -> None:

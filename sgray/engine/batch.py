@@ -28,12 +28,8 @@ class Batch:
 def build_batch(plan: StepPlan, page_rows: Sequence[list[int]], pool: KVPool) -> Batch:
     """The batch of a plan; `page_rows[i]` is the page row of `plan.slots[i]`, new pages included."""
     firsts = [0, *accumulate(plan.lengths)][:-1]
-    spans = [
-        Span(*span) for span in zip(firsts, plan.starts, plan.lengths, page_rows, strict=True)
-    ]
-    positions = [
-        position for span in spans for position in range(span.start, span.start + span.length)
-    ]
+    spans = [Span(*span) for span in zip(firsts, plan.starts, plan.lengths, page_rows, strict=True)]
+    positions = [position for span in spans for position in range(span.start, span.start + span.length)]
     device = pool.pages.device
     key_rows, value_rows = _memory_rows(spans, pool)
     return Batch(

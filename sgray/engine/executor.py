@@ -102,9 +102,7 @@ def _build_pool(config: Config, spec: ModelSpec, placement: Placement) -> KVPool
     assert isinstance(config.memory.page_size, int), "resolved"
     shape = PoolShape(spec.num_layers, config.memory.page_size, spec.num_kv_heads, spec.head_dim, placement.dtype)
     free_bytes = free_memory_bytes(placement.device)
-    num_pages = plan_num_pages(
-        config.memory, shape, free_bytes=free_bytes, is_cpu=placement.device.type == "cpu"
-    )
+    num_pages = plan_num_pages(config.memory, shape, free_bytes=free_bytes, is_cpu=placement.device.type == "cpu")
     logger.info("key-value memory: %d pages of %d tokens", num_pages, shape.page_size)
     return KVPool(num_pages, shape, placement.device)
 

@@ -88,7 +88,9 @@ class ModelRunner:
         if not sampling:
             return Sampled([], [])
         spans = [batch.spans[index] for index in sampling]
-        rows = [self._row(plan.slots[index], span.start + span.length) for index, span in zip(sampling, spans, strict=True)]
+        rows = [
+            self._row(plan.slots[index], span.start + span.length) for index, span in zip(sampling, spans, strict=True)
+        ]
         last = [span.row + span.length - 1 for span in spans]
         if len(last) < len(hidden_TI):
             hidden_TI = hidden_TI[last]

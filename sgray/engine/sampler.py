@@ -121,7 +121,10 @@ def token_logprobs(logits_RV: Tensor, targets: Sequence[int], num_top: Sequence[
     if most == 0:
         return [TokenLogprobs(value) for value in chosen]
     best = logprobs.topk(most, dim=-1)
-    pairs = [list(zip(ids, values, strict=True)) for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    pairs = [
+        list(zip(ids, values, strict=True))
+        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
     return [TokenLogprobs(value, top[:count]) for value, top, count in zip(chosen, pairs, num_top, strict=True)]
 
 
@@ -202,9 +205,7 @@ def _look_up(weights: Tensor, point: float) -> int:
     return min(place, int((sums < sums[-1]).sum()))
 
 
-def _logprobs(
-    logits_RV: Tensor, rows: Sequence[RowSampling], tokens: Sequence[int]
-) -> list[TokenLogprobs | None]:
+def _logprobs(logits_RV: Tensor, rows: Sequence[RowSampling], tokens: Sequence[int]) -> list[TokenLogprobs | None]:
     asking = [i for i, row in enumerate(rows) if row.params.logprobs != NO_LOGPROBS and tokens[i] >= 0]
     result: list[TokenLogprobs | None] = [None] * len(rows)
     if asking:

@@ -25,9 +25,11 @@ class Rope:
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine of shape (T, 1, D) for `rotate`."""
-        angles = positions.float()[:, None] * self._frequencies
-        cos = angles.cos() * self._attention_factor
-        sin = angles.sin() * self._attention_factor
+        # The angle is a float32 as in training. Its cosine is taken in float64, because the float32 one differs in the
+        # last bit with the place of a token in the batch.
+        angles = (positions.float()[:, None] * self._frequencies).double()
+        cos = (angles.cos() * self._attention_factor).float()
+        sin = (angles.sin() * self._attention_factor).float()
         cos_TD, sin_TD = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return cos_TD[:, None].to(self._dtype), sin_TD[:, None].to(self._dtype)
 

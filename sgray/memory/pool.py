@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from sgray.config import MemoryConfig
 from sgray.errors import ConfigError

@@ -66,9 +66,7 @@ class Decoder:
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size, placement)
         self.layers = [DecoderLayer(spec, layer, placement, method) for layer in range(spec.num_layers)]
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, placement)
-        self.head = output_head(
-            self.embedding, spec.vocab_size, spec.hidden_size, placement, method, tied=spec.is_tied
-        )
+        self.head = output_head(self.embedding, spec.vocab_size, spec.hidden_size, placement, method, tied=spec.is_tied)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every tensor that the checkpoint must fill, by our name."""

@@ -102,9 +102,7 @@ def _fill(parameter: Parameter, target: Target, name: str, tensor: Tensor) -> No
         raise ModelLoadError(f"tensor {name}: {error.message}") from None
 
 
-def _check_complete(
-    parameters: dict[str, Parameter], mapping: Mapping, unexpected: list[str], model_dir: Path
-) -> None:
+def _check_complete(parameters: dict[str, Parameter], mapping: Mapping, unexpected: list[str], model_dir: Path) -> None:
     missing = [
         mapping.source(Target(name, piece)) for name, parameter in parameters.items() for piece in parameter.missing()
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sgray.errors import ModelLoadError
-from sgray.layers.scaling import RopeScaling, ScalingKind
+from sgray.layers.scaling import RopeScaling
 from sgray.models.family import Family
 from sgray.models.registry import find_family
 from sgray.parallel.mesh import Split, check_rules
@@ -123,7 +123,9 @@ class Fields:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ModelLoadError(f"{path.parent} has no {path.name}; a Hugging Face model directory is needed") from None
+            raise ModelLoadError(
+                f"{path.parent} has no {path.name}; a Hugging Face model directory is needed"
+            ) from None
         except (OSError, ValueError) as error:
             raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from None
         if not isinstance(values, dict):
@@ -229,7 +231,9 @@ def _read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int 
         return tuple(window if layer >= first else None for layer in range(num_layers))
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= set(known):
-        raise fields.error(f"layer_types must name one of {', '.join(known)} for each of {num_layers} layers: {kinds!r}")
+        raise fields.error(
+            f"layer_types must name one of {', '.join(known)} for each of {num_layers} layers: {kinds!r}"
+        )
     return tuple(known[kind] for kind in kinds)
 
 
@@ -252,7 +256,9 @@ def _read_rope(fields: Fields) -> RopeScaling:
         raise fields.error(f"partial_rotary_factor {share} is not supported; only whole heads are rotated")
     limit = fields.count("max_position_embeddings")
     theta = rope.number("rope_theta", fields.number("rope_theta", DEFAULT_THETA))
-    trained = fields.integer("original_max_position_embeddings", rope.integer("original_max_position_embeddings", limit))
+    trained = fields.integer(
+        "original_max_position_embeddings", rope.integer("original_max_position_embeddings", limit)
+    )
     return _ROPE_READERS[kind](rope, theta, limit, trained)
 
 

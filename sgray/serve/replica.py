@@ -14,7 +14,6 @@ import ray
 
 from sgray.config import Config
 from sgray.engine.engine import Engine
-from sgray.engine.executor import measure_hardware
 from sgray.engine.loop import EngineLoop
 from sgray.protocol import StepReport
 from sgray.serve.autoscale import ONGOING
@@ -81,6 +80,8 @@ class LLMReplica:
 
 def _load(config: Config) -> Engine:
     """The engine, with no more threads than are this replica's share of the machine."""
+    from sgray.engine.executor import measure_hardware  # torch, which whoever builds the application does not need
+
     if config.model.num_threads == "auto":
         share = measure_hardware().num_threads // config.serve.max_replicas
         num_threads = max(1, share, int(config.serve.num_cpus_per_replica))

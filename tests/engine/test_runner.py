@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from steps import GREEDY, Driver, Running
 from transformers import AutoModelForCausalLM
 from twins import VOCAB_SIZE, make_twin, reference_logprobs, some_tokens
@@ -58,9 +59,10 @@ def test_batched_is_alone(directory: str, page_size: int, request: pytest.Fixtur
     assert driver.generate([driver.start(prompt) for prompt in given], 20) == expected
 
 
-@pytest.mark.parametrize("directory", ["twin", "windowed"])
-def test_batched_logprobs_are_those_alone_to_the_bit(directory: str, request: pytest.FixtureRequest) -> None:
-    driver = Driver.load(request.getfixturevalue(directory))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [None, 24])
+def test_batched_logprobs_are_those_alone_to_the_bit(tmp_path: Path, dtype: str, window: int | None) -> None:
+    driver = Driver.load(make_twin(tmp_path, "mistral", head_dim=32, sliding_window=window), dtype)
     sampling = SamplingParams(temperature=0, logprobs=5)
     single = [driver.start(prompt, sampling) for prompt in prompts(6)]
     for sequence in single:
@@ -179,19 +181,23 @@ def test_an_empty_plan_only_prepares(driver: Driver) -> None:
 
 
 def test_a_broken_sequence_fails_alone_and_leaves_no_trace(tmp_path: Path) -> None:
-    """Token 77 embeds as NaN: its sequence fails, its batch-mates and the next owners of its pages do not."""
+    """One id embeds as NaN: its sequence fails, its batch-mates and the next owners of its pages do not."""
     make_twin(tmp_path)
     driver = Driver.load(tmp_path)
     given = prompts(3)
     expected = driver.generate([driver.start(prompt) for prompt in given], 20)
-    driver.executor._model.embedding.weight[77] = float("nan")  # type: ignore[attr-defined]
-    driver.next_page = 0
-    broken = driver.start([*some_tokens(40), 77, 5])
+    used = {token for tokens in [*given, *expected] for token in tokens}
+    bad = next(token for token in range(VOCAB_SIZE) if token not in used)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.embed_tokens.weight"][bad] = float("nan")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    driver = Driver.load(tmp_path)
+    broken = driver.start([*[5] * 40, bad, 5])
     driver.generate([broken], 5)
     assert broken.error is not None and "finite" in broken.error
     driver.next_page = 0
     together = [driver.start(prompt) for prompt in given]
-    mixed = [together[0], driver.start([77, 9, 9]), *together[1:]]
+    mixed = [together[0], driver.start([bad, 9, 9]), *together[1:]]
     driver.generate(mixed, 20)
     assert mixed[1].error is not None
     assert [one.output for one in together] == expected

@@ -140,8 +140,8 @@ def test_only_allowed_tokens_are_drawn_and_all_of_weight_can_be(changes: dict) -
     rows = [row(params, seed=seed) for seed in range(600)]
     drawn = set(sample(logits.expand(600, -1), rows).tokens)
     assert drawn <= expected
-    if len(expected) <= 5:
-        assert drawn == expected
+    weights = torch.softmax(logits[0].double() / params.temperature, -1)
+    assert {token for token in expected if float(weights[token]) > 0.03} <= drawn
 
 
 @pytest.mark.parametrize("changes", [{}, {"top_k": 6}, {"top_p": 0.9}, {"min_p": 0.05}, {"temperature": 2.0}])
@@ -176,7 +176,8 @@ def test_seeds_and_indices_give_different_draws_pub_060() -> None:
     logits = random_logits(1, scale=1.0)
     params = SamplingParams(temperature=1.0)
     draws = {
-        tuple(sample(logits, [row(params, seed=seed, index=index)]).tokens[0] for index in range(8)) for seed in range(6)
+        tuple(sample(logits, [row(params, seed=seed, index=index)]).tokens[0] for index in range(8))
+        for seed in range(6)
     }
     assert len(draws) == 6
     assert sample(logits, [row(params, seed=0)]).tokens == sample(logits, [row(params, seed=0)]).tokens
@@ -186,7 +187,7 @@ def test_the_uniform_number_is_fixed_and_even() -> None:
     assert uniform(42, 3) == uniform(42, 3) != uniform(42, 4) != uniform(43, 4)
     assert uniform(-1, 0) == uniform(2**64 - 1, 0)
     numbers = torch.tensor([uniform(seed, index) for seed in range(50) for index in range(100)])
-    assert 0 < float(numbers.min()) and float(numbers.max()) < 1
+    assert float(numbers.min()) > 0 and float(numbers.max()) < 1
     assert abs(float(numbers.mean()) - 0.5) < 0.02
     assert float(torch.histc(numbers, 10, 0, 1).min()) > 400
 

@@ -33,7 +33,9 @@ def split_in_shards(directory: Path, count: int = 3) -> list[str]:
     files = [f"model-{number + 1:05}-of-{count:05}.safetensors" for number in range(count)]
     weight_map = {name: files[place * count // len(names)] for place, name in enumerate(names)}
     for file in files:
-        save_file({name: tensors[name] for name in names if weight_map[name] == file}, directory / file, {"format": "pt"})
+        save_file(
+            {name: tensors[name] for name in names if weight_map[name] == file}, directory / file, {"format": "pt"}
+        )
     (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return files
 

@@ -86,7 +86,9 @@ class Driver:
     def generate(self, sequences: list[Running], count: int, chunk: int = 1 << 20) -> list[list[int]]:
         """Runs the sequences together until each has `count` tokens, prompts in chunks."""
         while True:
-            work = [(one, min(chunk, len(one.tokens) - one.num_computed)) for one in sequences if len(one.output) < count]
+            work = [
+                (one, min(chunk, len(one.tokens) - one.num_computed)) for one in sequences if len(one.output) < count
+            ]
             work = [(one, length) for one, length in work if one.error is None]
             if not work:
                 return [one.output for one in sequences]

@@ -46,18 +46,14 @@ class TorchBackend:
         seen = [_seen(span, page_size, window) for span in spans]
         groups = _groups([item for item in seen if item.span.length == 1])
         decodes = [_decodes(group, page_size, window, self._dtype, pages.device) for group in groups]
-        chunks = [
-            _chunk(item, window, self._dtype, pages.device) for item in seen if item.span.length > 1
-        ]
+        chunks = [_chunk(item, window, self._dtype, pages.device) for item in seen if item.span.length > 1]
         return [*decodes, *chunks]
 
 
 class TorchStep:
     """The planned attention of one step."""
 
-    def __init__(
-        self, pages: Tensor, work: list[list[_Decodes | _Chunk]], heads: tuple[int, int, int]
-    ) -> None:
+    def __init__(self, pages: Tensor, work: list[list[_Decodes | _Chunk]], heads: tuple[int, int, int]) -> None:
         self._pages = pages
         self._work = work
         self._heads = heads
@@ -80,21 +76,28 @@ class TorchStep:
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """Sequences with one new token each. `pages` is flat, the same number for each; `mask` is (B, 1, 1, S) or None."""
+    """Sequences with one new token each. `pages` is flat, the same number for each; `mask` is additive, (B, 1, 1, S).
+
+    Whole pages under a mask, even for one sequence alone: so its sums are made in the same way in every company.
+    """
 
     rows: slice | Tensor
     pages: Tensor
     num_sequences: int
-    length: int
-    mask: Tensor | None
+    mask: Tensor
 
     def mix(self, query_BKGD: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         keys_BKSD, values_BKSD = self._tokens(keys), self._tokens(values)
-        return F.scaled_dot_product_attention(query_BKGD, keys_BKSD, values_BKSD, attn_mask=self.mask)
+        if query_BKGD.dtype != torch.float32:
+            return F.scaled_dot_product_attention(query_BKGD, keys_BKSD, values_BKSD, attn_mask=self.mask)
+        # In float32 the fused kernel's last bits depend on a sequence's place in the batch. Those of products do not, as
+        # long as their operands always lie in memory in the same way.
+        keys_BKSD, values_BKSD = keys_BKSD.contiguous(), values_BKSD.contiguous()
+        scores = torch.matmul(query_BKGD * query_BKGD.shape[-1] ** -0.5, keys_BKSD.transpose(2, 3)).add_(self.mask)
+        return torch.matmul(torch.softmax(scores, dim=-1), values_BKSD)
 
     def _tokens(self, gathered: Tensor) -> Tensor:
-        tokens = gathered.view(self.num_sequences, -1, *gathered.shape[2:])
-        return tokens[:, : self.length].transpose(1, 2)
+        return gathered.view(self.num_sequences, -1, *gathered.shape[2:]).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +182,15 @@ def _decodes(
     most = max(len(item.pages) for item in group)
     # Padding repeats a sequence's own last page, so that nothing of a neighbour can reach it, masked or not.
     pages = [page for item in group for page in item.pages + item.pages[-1:] * (most - len(item.pages))]
-    lengths = [item.length for item in group]
-    hidden = [0 if window is None else max(0, item.length - window) for item in group]
-    mask = None
-    if any(hidden) or len(set(lengths)) > 1:
-        position = torch.arange(max(lengths))
-        is_seen = (position < torch.tensor(lengths)[:, None]) & (position >= torch.tensor(hidden)[:, None])
-        mask = _additive(is_seen, dtype, device)[:, None, None]
-    flat = torch.tensor(pages, device=device)
-    return _Decodes(_rows([item.span.row for item in group], device), flat, len(group), max(lengths), mask)
+    lengths = torch.tensor([item.length for item in group])[:, None]
+    position = torch.arange(most * page_size)
+    is_seen = position < lengths
+    if window is not None:
+        is_seen &= position >= lengths - window
+    mask = _additive(is_seen, dtype, device)[:, None, None]
+    return _Decodes(
+        _rows([item.span.row for item in group], device), torch.tensor(pages, device=device), len(group), mask
+    )
 
 
 def _chunk(item: _Seen, window: int | None, dtype: torch.dtype, device: torch.device) -> _Chunk:
@@ -201,9 +204,7 @@ def _chunk(item: _Seen, window: int | None, dtype: torch.dtype, device: torch.de
     return _Chunk(slice(span.row, span.row + span.length), pages, item.length, blocks)
 
 
-def _block(
-    start: int, row: int, end: int, window: int | None, dtype: torch.dtype, device: torch.device
-) -> _Block:
+def _block(start: int, row: int, end: int, window: int | None, dtype: torch.dtype, device: torch.device) -> _Block:
     """Rows `[row, end)` of a chunk that stands at token `start`."""
     first, masked = 0, start + row
     if window is not None:

@@ -28,8 +28,7 @@ class Unquantized:
     ) -> dict[str, Parameter]:
         named = {"weight": weights} | ({"bias": biases} if biases else {})
         return {
-            name: Parameter(pieces, placement.mesh, placement.dtype, placement.device)
-            for name, pieces in named.items()
+            name: Parameter(pieces, placement.mesh, placement.dtype, placement.device) for name, pieces in named.items()
         }
 
     def build(self, parameters: dict[str, Parameter]) -> LinearOp:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 from sgray.protocol import Delta, EngineInfo, Load, Request
@@ -11,7 +11,7 @@ from sgray.protocol import Delta, EngineInfo, Load, Request
 class DeltaStream(Protocol):
     """The deltas of one request, in order; the one with `finish` is the last. Async generators fit."""
 
-    def __aiter__(self) -> DeltaStream: ...
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
 
     async def __anext__(self) -> Delta: ...
 
