@@ -21,7 +21,7 @@ NO_LOGPROBS = -1
 class SamplingParams:
     """How to choose tokens and when to stop. Values are already validated at the border that made the object.
 
-    `logprobs`: NO_LOGPROBS for none, 0 for the chosen token alone, k for the k best beside it; so for `prompt_logprobs`.
+    `logprobs`: NO_LOGPROBS for none, 0 for the chosen token alone, k for the k best with it; so for `prompt_logprobs`.
     `top_k` 0 means no limit. `seed` None means that the engine draws one. Stop strings are not here: text is cut by
     whoever turns tokens into text.
     """

@@ -58,6 +58,7 @@ class Engine:
     @classmethod
     def load(cls, config: Config) -> Engine:
         """An engine with the model that the configuration names; raises ConfigError if that cannot be."""
+        let_idle_threads_sleep()
         from sgray.engine.executor import load_executor  # torch is needed from here on, not to import this module
 
         executor, info = load_executor(config)

@@ -86,8 +86,8 @@ def _served_spec(spec: ModelSpec, config: Config) -> ModelSpec:
     spec.check_parallel(config.parallel.tp_size)
     if config.parallel.tp_size > 1:
         raise ConfigError(
-            f"parallel.tp_size {config.parallel.tp_size} fits this model, but running on several ranks is not available "
-            "yet; set it to 1",
+            f"parallel.tp_size {config.parallel.tp_size} fits this model, but running on several ranks is not "
+            "available yet; set it to 1",
             param="tp_size",
         )
     length = config.model.context_length

@@ -13,7 +13,7 @@ class RopeScaling:
     """The rotary embedding of a model: base `theta`, the kind of stretching and that kind's numbers.
 
     Each field names the kinds that read it. `original_length` is the trained context, in tokens; `length` the served
-    one. `dynamic` stretches only beyond the model's own limit, which is never served, so it is the plain embedding here.
+    one. `dynamic` stretches only beyond the model's own limit, which is never served, so it is the plain embedding.
     `longrope` has two sets of factors; the served length alone picks one, so that a token's keys never depend on how
     long its sequence has become and cached keys stay right.
     """

@@ -36,7 +36,7 @@ class PoolShape:
 
 
 class KVPool:
-    """`pages` has shape (page, layer, 2, token, head, dimension); `rows` is the same memory, one row a token and side."""
+    """`pages` has shape (page, layer, 2, token, head, dimension); `rows` is the same, a row a token and side."""
 
     def __init__(self, num_pages: int, shape: PoolShape, device: torch.device) -> None:
         dims = (num_pages, shape.num_layers, 2, shape.page_size, shape.num_kv_heads, shape.head_dim)

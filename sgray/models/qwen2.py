@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on query, key and value alone, and a window on the late layers if switched on."""
+"""Qwen2, Qwen2.5: Llama with biases on query, key and value alone, and a window on late layers if switched on."""
 
 from __future__ import annotations
 

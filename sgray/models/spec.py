@@ -44,7 +44,7 @@ class ModelSpec:
 
     @classmethod
     def read(cls, model_dir: Path) -> ModelSpec:
-        """The specification of the model in `model_dir`; raises ModelLoadError naming what is missing or unsupported."""
+        """What `model_dir` holds; raises ModelLoadError that names what is missing or not supported."""
         fields = Fields.load(model_dir / "config.json")
         family = find_family(fields.get("architectures"))
         fields = fields.with_defaults(family.defaults)

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from sgray.config import Config
+from sgray.config import Config, let_idle_threads_sleep
 from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
 from sgray.protocol import StepReport
@@ -80,6 +80,7 @@ class LLMReplica:
 
 def _load(config: Config) -> Engine:
     """The engine, with no more threads than are this replica's share of the machine."""
+    let_idle_threads_sleep()
     from sgray.engine.executor import measure_hardware  # torch, which whoever builds the application does not need
 
     if config.model.num_threads == "auto":

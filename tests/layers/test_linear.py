@@ -12,9 +12,10 @@ from sgray.layers.quant.unquantized import Unquantized, matrix_product
 from sgray.parallel.mesh import Mesh, Split, Whole
 
 CPU = torch.device("cpu")
+ONE_RANK = Mesh()
 
 
-def placement(mesh: Mesh = Mesh(), dtype: torch.dtype = torch.float32) -> Placement:
+def placement(mesh: Mesh = ONE_RANK, dtype: torch.dtype = torch.float32) -> Placement:
     return Placement(mesh, dtype, CPU)
 
 

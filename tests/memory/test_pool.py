@@ -70,7 +70,7 @@ def test_max_total_tokens_decides_the_size() -> None:
 
 
 def test_less_than_a_page_of_tokens_is_refused() -> None:
-    with pytest.raises(ConfigError, match="max_total_tokens 3 .*4 tokens"):
+    with pytest.raises(ConfigError, match=r"max_total_tokens 3 .*4 tokens"):
         plan(GIB, max_total_tokens=3)
 
 

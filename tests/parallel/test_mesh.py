@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from sgray.errors import ConfigError
@@ -13,7 +15,7 @@ def test_parts_lie_side_by_side_and_cover_everything(tp_size: int) -> None:
     rule = Split(6, "heads")
     parts = [rule.part(Mesh(rank, tp_size), 48) for rank in range(tp_size)]
     assert parts[0][0] == 0 and parts[-1][1] == 48
-    assert all(left[1] == right[0] for left, right in zip(parts, parts[1:], strict=False))
+    assert all(left[1] == right[0] for left, right in itertools.pairwise(parts))
     assert len({stop - start for start, stop in parts}) == 1
 
 
@@ -40,7 +42,7 @@ def test_uneven_sizes_are_refused_with_the_count_and_the_size(tp_size: int) -> N
 
 
 def test_every_reason_is_given() -> None:
-    with pytest.raises(ConfigError, match="9 heads.*10 columns"):
+    with pytest.raises(ConfigError, match=r"9 heads.*10 columns"):
         check_rules([Split(9, "heads"), Split(10, "columns")], 4)
 
 

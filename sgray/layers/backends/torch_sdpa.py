@@ -90,8 +90,8 @@ class _Decodes:
         keys_BKSD, values_BKSD = self._tokens(keys), self._tokens(values)
         if query_BKGD.dtype != torch.float32:
             return F.scaled_dot_product_attention(query_BKGD, keys_BKSD, values_BKSD, attn_mask=self.mask)
-        # In float32 the fused kernel's last bits depend on a sequence's place in the batch. Those of products do not, as
-        # long as their operands always lie in memory in the same way.
+        # In float32 the fused kernel's last bits depend on a sequence's place in the batch. Those of products do not,
+        # as long as their operands always lie in memory in the same way.
         keys_BKSD, values_BKSD = keys_BKSD.contiguous(), values_BKSD.contiguous()
         scores = torch.matmul(query_BKGD * query_BKGD.shape[-1] ** -0.5, keys_BKSD.transpose(2, 3)).add_(self.mask)
         return torch.matmul(torch.softmax(scores, dim=-1), values_BKSD)
