@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from sgray.config import Config, Hardware
+from sgray.config import Config, Hardware, let_idle_threads_sleep
 from sgray.engine.plan import StepPlan, StepResult
 from sgray.engine.scheduler import Limits, Scheduler
 from sgray.errors import EngineError, SgrayError

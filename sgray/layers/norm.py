@@ -14,10 +14,11 @@ from sgray.parallel.mesh import Whole
 
 
 class RMSNorm:
-    """x / rms(x) * weight over the last dimension."""
+    """x / rms(x) * weight over the last dimension; takes and computes float32, gives the computing type."""
 
     def __init__(self, size: int, eps: float, placement: Placement) -> None:
-        self._weight = Parameter([Piece((size,), Whole())], placement.mesh, placement.dtype, placement.device)
+        self._weight = Parameter([Piece((size,), Whole())], placement.mesh, torch.float32, placement.device)
+        self._dtype = placement.dtype
         self._shape = (size,)
         self._eps = eps
 
@@ -25,6 +26,10 @@ class RMSNorm:
         yield "weight", self._weight
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self.exact(x).to(self._dtype)
+
+    def exact(self, x: Tensor) -> Tensor:
+        """The same without rounding to the computing type."""
         return F.rms_norm(x, self._shape, self._weight.data, self._eps)
 
 
@@ -55,4 +60,4 @@ class QueryKeyNorm:
 
     def __call__(self, x_THD: Tensor) -> Tensor:
         assert self._weight_HD is not None, "finish() comes first"
-        return F.rms_norm(x_THD, self._shape, None, self._eps) * self._weight_HD
+        return (F.rms_norm(x_THD.float(), self._shape, None, self._eps) * self._weight_HD).to(x_THD.dtype)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from sgray.layers.attention import Attention, AttentionShape, StepContext
-from sgray.layers.embedding import Embedding, TiedHead, output_head
+from sgray.layers.embedding import Embedding
+from sgray.layers.head import OutputHead
 from sgray.layers.linear import Linear, LinearMethod, Placement
 from sgray.layers.mlp import GatedMLP
 from sgray.layers.norm import QueryKeyNorm, RMSNorm
@@ -18,7 +19,7 @@ from sgray.layers.parameter import Parameter
 from sgray.layers.rope import Rope
 from sgray.models.spec import ModelSpec
 
-Part = Embedding | Linear | RMSNorm | QueryKeyNorm | TiedHead
+Part = Embedding | Linear | RMSNorm | QueryKeyNorm | OutputHead
 
 
 class DecoderLayer:
@@ -53,8 +54,8 @@ class DecoderLayer:
         yield "mlp.down", self.mlp.down
 
     def __call__(self, x_TI: Tensor, step: StepContext) -> Tensor:
-        x_TI = self.attention(self.attention_norm(x_TI), step).add_(x_TI)
-        return self.mlp(self.mlp_norm(x_TI)).add_(x_TI)
+        x_TI.add_(self.attention(self.attention_norm(x_TI), step))
+        return x_TI.add_(self.mlp(self.mlp_norm(x_TI)))
 
 
 class Decoder:
@@ -66,7 +67,7 @@ class Decoder:
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size, placement)
         self.layers = [DecoderLayer(spec, layer, placement, method) for layer in range(spec.num_layers)]
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, placement)
-        self.head = output_head(self.embedding, spec.vocab_size, spec.hidden_size, placement, method, tied=spec.is_tied)
+        self.head = OutputHead(self.embedding, spec.vocab_size, spec.hidden_size, placement, tied=spec.is_tied)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every tensor that the checkpoint must fill, by our name."""
@@ -77,19 +78,23 @@ class Decoder:
     def finish(self) -> None:
         """Call once, when every parameter is filled."""
         for _, part in self._parts():
-            if isinstance(part, Linear | QueryKeyNorm | TiedHead):
+            if isinstance(part, Linear | QueryKeyNorm | OutputHead):
                 part.finish()
 
     def hidden(self, tokens_T: Tensor, step: StepContext) -> Tensor:
-        """Hidden states after the last layer, before the last norm: (T, hidden)."""
-        x_TI = self.embedding(tokens_T)
+        """Hidden states after the last layer, before the last norm: (T, hidden), float32.
+
+        The sum that runs through all layers is kept in float32 whatever the computing type: rounded after each layer,
+        it makes half of the error of a bfloat16 model.
+        """
+        x_TI = self.embedding(tokens_T).float()
         for layer in self.layers:
             x_TI = layer(x_TI, step)
         return x_TI
 
     def logits(self, hidden_RI: Tensor) -> Tensor:
-        """Scores over the vocabulary, in the computing type, for rows of `hidden`."""
-        return self.head(self.norm(hidden_RI))
+        """Float32 scores over the vocabulary for rows of `hidden`."""
+        return self.head(self.norm.exact(hidden_RI))
 
     def _parts(self) -> Iterator[tuple[str, Part]]:
         yield "embedding", self.embedding
