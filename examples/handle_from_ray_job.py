@@ -1,7 +1,7 @@
 """Call the service from other Ray code, without HTTP: the ingress deployment's handle takes the same bodies.
 
-serve run configs/serve.yaml                  # in another terminal
-python examples/handle_from_ray_job.py        # in a job on the same cluster: no address needed
+scripts/serve                                     # in another terminal
+.venv/bin/python examples/handle_from_ray_job.py        # in a job on the same cluster: no address needed
 """
 
 import ray

@@ -1,8 +1,7 @@
 """Talk to a running service with the official openai client.
 
-serve run configs/serve.yaml      # in another terminal
-pip install openai
-python examples/openai_chat.py "Why is the sky blue?"
+scripts/serve                     # in another terminal
+.venv/bin/python examples/openai_chat.py "Why is the sky blue?"
 """
 
 import sys

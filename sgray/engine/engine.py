@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from sgray.config import Config, Hardware, let_idle_threads_sleep
+from sgray.config import Config, Hardware
 from sgray.engine.plan import StepPlan, StepResult
 from sgray.engine.scheduler import Limits, Scheduler
 from sgray.errors import EngineError, SgrayError
@@ -58,7 +58,6 @@ class Engine:
     @classmethod
     def load(cls, config: Config) -> Engine:
         """An engine with the model that the configuration names; raises ConfigError if that cannot be."""
-        let_idle_threads_sleep()
         from sgray.engine.executor import load_executor  # torch is needed from here on, not to import this module
 
         executor, info = load_executor(config)

@@ -79,7 +79,7 @@ class ModelRunner:
             rows=self._pool.rows,
             key_rows=batch.key_rows,
             value_rows=batch.value_rows,
-            attention=self._backend.plan(self._pool.pages, batch.spans),
+            attention=self._backend.plan(self._pool.layers, batch.spans),
         )
 
     def _sample(self, plan: StepPlan, batch: Batch, hidden_TI: Tensor) -> Sampled:

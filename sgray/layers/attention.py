@@ -5,6 +5,7 @@ Shape letters: T tokens of the step, H query heads, K key-value heads, D head di
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,9 @@ from sgray.layers.linear import Linear, LinearMethod, Output, Placement
 from sgray.layers.norm import QueryKeyNorm
 from sgray.layers.rope import rotate
 from sgray.parallel.mesh import Split, Whole
+
+KeysValues = tuple[Tensor, Tensor]
+"""One layer's keys and values, each of shape (page, token, K, D)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,9 @@ class StepAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Plans the attention of a step over pages of shape (page, layer, 2, token, K, D)."""
+    """Plans the attention of a step over the key-value memory of every layer."""
 
-    def plan(self, pages: Tensor, spans: list[Span]) -> StepAttention: ...
+    def plan(self, layers: Sequence[KeysValues], spans: list[Span]) -> StepAttention: ...
 
 
 @dataclass(frozen=True, slots=True)

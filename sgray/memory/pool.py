@@ -36,13 +36,16 @@ class PoolShape:
 
 
 class KVPool:
-    """`pages` has shape (page, layer, 2, token, head, dimension); `rows` is the same, a row a token and side."""
+    """`pages` has shape (page, layer, 2, token, head, dimension); `rows` is the same, a row a token and side;
+    `layers[i]` are layer i's keys and values, each (page, token, head, dimension).
+    """
 
     def __init__(self, num_pages: int, shape: PoolShape, device: torch.device) -> None:
         dims = (num_pages, shape.num_layers, 2, shape.page_size, shape.num_kv_heads, shape.head_dim)
         # Zeros, because unwritten tokens are read under a mask and a NaN would come through it. The system hands the
         # memory out when it is first written.
         self.pages = torch.zeros(dims, dtype=shape.dtype, device=device)
+        self.layers = [(side[0], side[1]) for side in self.pages.permute(1, 2, 0, 3, 4, 5)]
         self.rows = self.pages.view(-1, shape.num_kv_heads * shape.head_dim)
         self.shape = shape
 

@@ -79,12 +79,12 @@ class LLMReplica:
 
 
 def _load(config: Config) -> Engine:
-    """The engine, with no more threads than are this replica's share of the machine."""
+    """The engine, with as many threads as are this replica's share of the machine when only the fewest run."""
     let_idle_threads_sleep()
     from sgray.engine.executor import measure_hardware  # torch, which whoever builds the application does not need
 
     if config.model.num_threads == "auto":
-        share = measure_hardware().num_threads // config.serve.max_replicas
+        share = measure_hardware().num_threads // max(1, config.serve.min_replicas)
         num_threads = max(1, share, int(config.serve.num_cpus_per_replica))
         config = config.model_copy(update={"model": config.model.model_copy(update={"num_threads": num_threads})})
     return Engine.load(config)

@@ -41,6 +41,10 @@ def build(parts: list[tuple[int, int]], page_size: int, num_layers: int) -> tupl
     return torch.randn(sum(counts) + 3, num_layers, 2, page_size, KV_HEADS, HEAD_DIM), spans
 
 
+def by_layer(pages: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(pages[:, layer, 0], pages[:, layer, 1]) for layer in range(pages.shape[1])]
+
+
 @pytest.mark.parametrize("window", [None, 1, 10, 70])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize(
@@ -62,7 +66,7 @@ def test_attention_over_pages(parts: list, page_size: int, window: int | None, d
     pages, spans = build(parts, page_size, num_layers=2)
     pages = pages.to(dtype)
     query = torch.randn(sum(length for _, length in parts), HEADS, HEAD_DIM).to(dtype)
-    step = TorchBackend(HEADS, KV_HEADS, HEAD_DIM, windows, dtype).plan(pages, spans)
+    step = TorchBackend(HEADS, KV_HEADS, HEAD_DIM, windows, dtype).plan(by_layer(pages), spans)
     for layer in range(2):
         ours = step.attend(layer, query)
         for span in spans:
@@ -78,8 +82,8 @@ def test_what_a_neighbour_wrote_never_matters() -> None:
     pages, spans = build([(5, 1), (60, 1), (17, 9)], page_size=16, num_layers=1)
     query = torch.randn(11, HEADS, HEAD_DIM)
     backend = TorchBackend(HEADS, KV_HEADS, HEAD_DIM, [None], torch.float32)
-    before = backend.plan(pages, spans).attend(0, query)
+    before = backend.plan(by_layer(pages), spans).attend(0, query)
     pages[spans[1].pages] = math.nan
-    after = backend.plan(pages, spans).attend(0, query)
+    after = backend.plan(by_layer(pages), spans).attend(0, query)
     assert torch.equal(after[[0, *range(2, 11)]], before[[0, *range(2, 11)]])
     assert bool(after[1].isnan().all())

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sgray.layers.attention import Span
+from sgray.layers.attention import KeysValues, Span
 
 # A group of decodes is padded to its longest member: one member may be this much longer than the shortest, or this
 # many pages where sequences are short.
@@ -36,13 +36,13 @@ class TorchBackend:
         self._windows = list(windows)
         self._dtype = dtype
 
-    def plan(self, pages: Tensor, spans: list[Span]) -> TorchStep:
-        """Work for one step; `pages` has shape (page, layer, 2, token, K, D)."""
-        work = {window: self._work(pages, spans, window) for window in set(self._windows)}
-        return TorchStep(pages, [work[window] for window in self._windows], self._heads)
+    def plan(self, layers: Sequence[KeysValues], spans: list[Span]) -> TorchStep:
+        """Work for one step."""
+        work = {window: self._work(layers[0][0], spans, window) for window in set(self._windows)}
+        return TorchStep(layers, [work[window] for window in self._windows], self._heads)
 
     def _work(self, pages: Tensor, spans: list[Span], window: int | None) -> list[_Decodes | _Chunk]:
-        page_size = pages.shape[3]
+        page_size = pages.shape[1]
         seen = [_seen(span, page_size, window) for span in spans]
         groups = _groups([item for item in seen if item.span.length == 1])
         decodes = [_decodes(group, page_size, window, self._dtype, pages.device) for group in groups]
@@ -53,13 +53,15 @@ class TorchBackend:
 class TorchStep:
     """The planned attention of one step."""
 
-    def __init__(self, pages: Tensor, work: list[list[_Decodes | _Chunk]], heads: tuple[int, int, int]) -> None:
-        self._pages = pages
+    def __init__(
+        self, layers: Sequence[KeysValues], work: list[list[_Decodes | _Chunk]], heads: tuple[int, int, int]
+    ) -> None:
+        self._layers = layers
         self._work = work
         self._heads = heads
 
     def attend(self, layer: int, query_THD: Tensor) -> Tensor:
-        query_TKGD = query_THD.unflatten(1, self._heads[:2])
+        query_TKGD = query_THD.view(-1, *self._heads)
         work = self._work[layer]
         if len(work) == 1:
             return self._mix(layer, work[0], query_TKGD).flatten(1, 2)
@@ -69,9 +71,8 @@ class TorchStep:
         return out.flatten(1, 2)
 
     def _mix(self, layer: int, item: _Decodes | _Chunk, query_TKGD: Tensor) -> Tensor:
-        keys = self._pages[:, layer, 0].index_select(0, item.pages)
-        values = self._pages[:, layer, 1].index_select(0, item.pages)
-        return item.mix(query_TKGD, keys, values)
+        keys, values = self._layers[layer]
+        return item.mix(query_TKGD, keys.index_select(0, item.pages), values.index_select(0, item.pages))
 
 
 @dataclass(frozen=True, slots=True)
