@@ -210,16 +210,6 @@ def is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
 
 
-def let_idle_threads_sleep() -> None:
-    """Have OpenMP's threads sleep between two operators instead of spinning, unless the user has decided otherwise.
-
-    A replica shares its cores with the ingress and with other replicas. A spinning thread then takes the time slice of
-    the one it waits for: a decode step on two busy cores took 5 to 15 times as long. Alone on its cores an engine is
-    faster with spinning threads, by a quarter. Must run before torch is imported.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
 def _explain(root: type[Section], errors: Iterable[Any]) -> str:
     """One line for each wrong place: where it is, what is wrong, what is allowed there."""
     lines: dict[str, str] = {}

@@ -20,10 +20,8 @@ from sgray.layers.parameter import Parameter, Piece
 from sgray.layers.quant.unquantized import matrix_product
 from sgray.parallel.mesh import Whole
 
-# Scores this close to the best, relative to it, may be out of order: four times what bfloat16 rounds by.
-CLOSE = 2.0**-6
-# More close scores a row than this are no near-ties but a flat distribution, where order means nothing.
-MOST_CLOSE = 64
+# So many of a row's best scores are exact. Rounding moves a score by one part in 512, so few can have changed places.
+NUM_EXACT = 8
 
 
 class OutputHead:
@@ -62,10 +60,7 @@ class OutputHead:
 
 
 def _sharpen(rounded_RV: Tensor, x_RI: Tensor, weight_VI: Tensor) -> Tensor:
-    """The scores in float32, those close to a row's best computed anew."""
-    best = rounded_RV.amax(dim=-1, keepdim=True)
-    rows, ids = (rounded_RV >= best - CLOSE * best.abs()).nonzero(as_tuple=True)
-    scores_RV = rounded_RV.float()
-    if len(ids) <= MOST_CLOSE * len(rounded_RV):
-        scores_RV[rows, ids] = (weight_VI[ids].float() * x_RI[rows]).sum(dim=-1)
-    return scores_RV
+    """The scores in float32, the best of each row computed anew."""
+    best_RB = rounded_RV.topk(min(NUM_EXACT, rounded_RV.shape[-1]), dim=-1, sorted=False).indices
+    exact_RB = (weight_VI[best_RB].float() * x_RI[:, None]).sum(dim=-1)
+    return rounded_RV.float().scatter_(1, best_RB, exact_RB)

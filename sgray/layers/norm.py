@@ -19,8 +19,8 @@ class RMSNorm:
     def __init__(self, size: int, eps: float, placement: Placement) -> None:
         self._weight = Parameter([Piece((size,), Whole())], placement.mesh, torch.float32, placement.device)
         self._dtype = placement.dtype
-        self._shape = (size,)
-        self._eps = eps
+        self._root = size**0.5
+        self._floor = torch.tensor((size * eps) ** 0.5, device=placement.device)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield "weight", self._weight
@@ -29,8 +29,13 @@ class RMSNorm:
         return self.exact(x).to(self._dtype)
 
     def exact(self, x: Tensor) -> Tensor:
-        """The same without rounding to the computing type."""
-        return F.rms_norm(x, self._shape, self._weight.data, self._eps)
+        """The same without rounding to the computing type.
+
+        By the vector's length: sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size). On CPU these few
+        operators take half the time of torch's own norm, which is put together of twice as many.
+        """
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self._floor)
+        return (x / length).mul_(self._weight.data * self._root)
 
 
 class QueryKeyNorm:

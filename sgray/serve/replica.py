@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from sgray.config import Config, let_idle_threads_sleep
+from sgray.config import Config
 from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
 from sgray.protocol import StepReport
@@ -79,12 +79,14 @@ class LLMReplica:
 
 
 def _load(config: Config) -> Engine:
-    """The engine, with as many threads as are this replica's share of the machine when only the fewest run."""
-    let_idle_threads_sleep()
+    """The engine, with this replica's share of the cores that the ingress and the proxy leave.
+
+    Threads that outnumber the cores are worse than few: in each product all wait for the one that is not running.
+    """
     from sgray.engine.executor import measure_hardware  # torch, which whoever builds the application does not need
 
     if config.model.num_threads == "auto":
-        share = measure_hardware().num_threads // max(1, config.serve.min_replicas)
+        share = (measure_hardware().num_threads - 1) // max(1, config.serve.min_replicas)
         num_threads = max(1, share, int(config.serve.num_cpus_per_replica))
         config = config.model_copy(update={"model": config.model.model_copy(update={"num_threads": num_threads})})
     return Engine.load(config)

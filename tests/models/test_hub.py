@@ -135,7 +135,8 @@ def test_a_silent_hub_is_given_up_soon(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         start = time.monotonic()
-        process = resolve_elsewhere("sgray-tests/nothing", {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)})
+        environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        process = resolve_elsewhere("sgray-tests/nothing", environment)
         _, errors = process.communicate(timeout=60)
     assert time.monotonic() - start < 20
     assert process.returncode and "ModelLoadError" not in errors.splitlines()[0]

@@ -17,7 +17,7 @@ from sgray.layers.parameter import Parameter, Piece
 
 # The layout depends on the number of rows expected. This one is close to the best from 1 row to 512; a layout made
 # for one row is several times slower for many.
-ROWS_HINT = 64
+ROWS_HINT = 8
 
 
 class Unquantized:
