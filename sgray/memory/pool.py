@@ -16,7 +16,7 @@ from sgray.errors import ConfigError
 # On a CPU the memory belongs to everybody, other replicas included: the pool takes at most a quarter of what is free,
 # and not more than this unless `max_total_tokens` says so.
 CPU_SHARE = 0.25
-CPU_MAX_BYTES = 2 * 2**30
+CPU_MAX_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,7 @@ class KVPool:
 
     def __init__(self, num_pages: int, shape: PoolShape, device: torch.device) -> None:
         dims = (num_pages, shape.num_layers, 2, shape.page_size, shape.num_kv_heads, shape.head_dim)
-        # Zeros, because unwritten tokens are read under a mask and a NaN would come through it. The system hands the
-        # memory out when it is first written.
+        # Zeros, because unwritten tokens are read under a mask and a NaN would come through it.
         self.pages = torch.zeros(dims, dtype=shape.dtype, device=device)
         self.layers = [(side[0], side[1]) for side in self.pages.permute(1, 2, 0, 3, 4, 5)]
         self.rows = self.pages.view(-1, shape.num_kv_heads * shape.head_dim)
