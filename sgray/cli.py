@@ -115,12 +115,15 @@ def _add_config(commands: Commands) -> None:
 
 
 def _add_bench(commands: Commands) -> None:
-    from sgray.bench import offline, serve
+    from sgray.bench import offline, policies, serve
 
     parser = _command(commands, "bench", _run_offline, "measure the engine or a server")
     kinds = parser.add_subparsers(title="what to measure", metavar="KIND", required=True)
     serve.add_flags(_command(kinds, "serve", _run_client, "load a server over HTTP with streaming requests"))
     offline.add_flags(_command(kinds, "offline", _run_offline, "run named workloads on an engine in this process"))
+    policies.add_flags(
+        _command(kinds, "policies", _run_policies, "routing policies beside each other, on real replicas")
+    )
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -216,6 +219,12 @@ def _run_offline(arguments: argparse.Namespace) -> int:
     from sgray.bench import offline
 
     return offline.run(arguments)
+
+
+def _run_policies(arguments: argparse.Namespace) -> int:
+    from sgray.bench import policies
+
+    return policies.run(arguments)
 
 
 def _named_model(arguments: argparse.Namespace) -> dict[str, str]:

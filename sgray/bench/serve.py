@@ -93,6 +93,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Sends the load, prints tables; 1 if a request failed. Raises ConfigError if there is no server."""
+    figures = measure(arguments)
+    print(render(figures))
+    report.write_json(arguments.json, figures)
+    return 1 if figures["errors"] else 0
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Sends the load; all figures. Raises ConfigError if there is no server."""
     target = Target(
         arguments.url,
         arguments.model or first_model(arguments.url),
@@ -105,10 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = make_prompts(arguments, rng)
     begin = time.perf_counter()
     outcomes = asyncio.run(_load(target, prompts, arguments.rate, arguments.concurrency, rng))
-    figures = summarise(outcomes, time.perf_counter() - begin)
-    print(render(figures))
-    report.write_json(arguments.json, figures)
-    return 1 if figures["errors"] else 0
+    return summarise(outcomes, time.perf_counter() - begin)
 
 
 def make_prompts(arguments: argparse.Namespace, rng: random.Random) -> list[list[int] | str]:
@@ -145,6 +150,7 @@ def summarise(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
+        "cached_tokens": sum(outcome.cached_tokens for outcome in good),
         "requests_per_s": len(good) / seconds,
         "output_tokens_per_s": output_tokens / seconds,
         "total_tokens_per_s": (input_tokens + output_tokens) / seconds,
