@@ -46,7 +46,8 @@ class ModelConfig(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is cuda where a GPU is visible.")
     num_threads: Count | Auto = Field(
-        "auto", description="Threads that compute on the CPU; auto is all cores, shared evenly by the replicas."
+        "auto",
+        description="Threads that compute on the CPU; auto is all cores, in a service a share of all but one.",
     )
     context_length: int | None = Field(None, ge=1, description="Lower the model's own limit on prompt plus answer.")
     chat_template: str | None = Field(
