@@ -77,7 +77,7 @@ class MemoryConfig(Section):
 class ScheduleConfig(Section):
     """The order and the size of work."""
 
-    chunked_prefill_size: Count | Auto = Field(
+    chunked_prefill_size: Annotated[Count, Field(ge=2)] | Auto = Field(
         "auto", description="Token budget a step; auto is 8192 on cuda, 512 on cpu."
     )
     max_running_requests: Count | Auto = Field(

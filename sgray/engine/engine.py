@@ -127,7 +127,7 @@ def _limits(info: EngineInfo, config: Config) -> Limits:
     schedule = config.resolve(Hardware(num_threads=1, memory_bytes=0, has_cuda=on_cuda)).schedule
     assert isinstance(schedule.chunked_prefill_size, int)
     return Limits(
-        token_budget=max(schedule.chunked_prefill_size, 2),
+        token_budget=schedule.chunked_prefill_size,
         max_running=info.max_running_requests,
         max_queued=schedule.max_queued_requests,
         context_length=info.context_length,
