@@ -52,15 +52,17 @@ def launch(arguments: argparse.Namespace, **defaults: Any) -> int:
 def run_file(serve_file: Path, *, haproxy: bool) -> int:
     """Runs a Serve configuration file until SIGINT or SIGTERM; first fetches the models that it names.
 
-    Raises ConfigError if the file is wrong or its port taken, ModelLoadError if a model cannot be had.
+    Raises ConfigError if the file is wrong, its port taken or a model cannot be served as it says, ModelLoadError if a
+    model cannot be had.
     """
     from sgray.models.hub import resolve_model
+    from sgray.models.spec import served_spec
     from sgray.supervisor import require_free_port, run_server
 
     host, port, configs = read_serve_file(serve_file)
     require_free_port(host, port)
-    for config in configs:
-        resolve_model(config.model.model_path, revision=config.model.revision)  # progress and mistakes show here
+    for config in configs:  # progress and mistakes show here
+        served_spec(resolve_model(config.model.model_path, revision=config.model.revision), config)
     names = [config.model_name for config in configs]
     command = [sys.executable, "-m", "ray.serve.scripts", "run", str(serve_file)]
     with tempfile.TemporaryDirectory(prefix="sgray-") as scratch:

@@ -99,6 +99,21 @@ def test_a_missing_model_is_told_before_anything_starts(capsys: pytest.CaptureFi
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--tp", "2"], "9 query heads cannot be shared evenly by 2 ranks"),
+        (["--tp", "3"], "not available yet"),
+        (["--context-length", "100000"], "above the model's own limit of 8192"),
+    ],
+)
+def test_what_the_model_cannot_do_is_told_before_anything_starts_pub_125(
+    flags: list[str], told: str, model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--model-path", str(model_dir), "--port", str(free_ports(1)[0]), *flags]) == 1
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("number", "proxy"), [(signal.SIGINT, []), (signal.SIGTERM, ["--no-haproxy"])])
 def test_the_server_comes_up_answers_and_leaves_no_process(
     model_dir: Path, tmp_path: Path, number: signal.Signals, proxy: list[str]

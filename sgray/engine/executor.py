@@ -12,7 +12,6 @@ import torch
 from sgray.config import Config, Hardware
 from sgray.engine.plan import StepPlan, StepResult
 from sgray.engine.runner import ModelRunner
-from sgray.errors import ConfigError
 from sgray.layers.backends.torch_sdpa import TorchBackend
 from sgray.layers.linear import Placement
 from sgray.layers.quant.unquantized import Unquantized
@@ -20,7 +19,7 @@ from sgray.memory.pool import KVPool, PoolShape, plan_num_pages
 from sgray.models.decoder import Decoder
 from sgray.models.hub import resolve_model
 from sgray.models.loader import load_weights
-from sgray.models.spec import ModelSpec
+from sgray.models.spec import ModelSpec, served_spec
 from sgray.parallel.mesh import Mesh
 from sgray.protocol import EngineInfo
 
@@ -46,7 +45,7 @@ def load_executor(config: Config) -> tuple[Executor, EngineInfo]:
     hardware = measure_hardware()
     config = config.resolve(hardware)
     model_dir = resolve_model(config.model.model_path, revision=config.model.revision)
-    spec = _served_spec(ModelSpec.read(model_dir), config)
+    spec = served_spec(model_dir, config)
     device = torch.device(config.model.device)
     if device.type == "cpu":
         assert isinstance(config.model.num_threads, int), "resolved"
@@ -79,23 +78,6 @@ def free_memory_bytes(device: torch.device) -> int:
     if limit is not None and used is not None:
         free = min(free, max(0, limit - used))
     return free
-
-
-def _served_spec(spec: ModelSpec, config: Config) -> ModelSpec:
-    """The specification with the configured context; checks what the configuration asks of the model."""
-    spec.check_parallel(config.parallel.tp_size)
-    if config.parallel.tp_size > 1:
-        raise ConfigError(
-            f"parallel.tp_size {config.parallel.tp_size} fits this model, but running on several ranks is not "
-            "available yet; set it to 1",
-            param="tp_size",
-        )
-    length = config.model.context_length
-    if length is None:
-        return spec
-    if length > spec.context_length:
-        raise ConfigError(f"model.context_length {length} is above the model's own limit of {spec.context_length}")
-    return spec.with_context_length(length)
 
 
 def _build_pool(config: Config, spec: ModelSpec, placement: Placement) -> KVPool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sgray.errors import ModelLoadError
+from sgray.config import Config
+from sgray.errors import ConfigError, ModelLoadError
 from sgray.layers.scaling import RopeScaling
 from sgray.models.family import Family
 from sgray.models.registry import find_family
@@ -331,3 +332,27 @@ _ROPE_READERS = {
     "longrope": _read_longrope,
     "llama3": _read_llama3,
 }
+
+
+def served_spec(model_dir: Path, config: Config) -> ModelSpec:
+    """The model in `model_dir` as `config` wants it served; raises ConfigError or ModelLoadError if that cannot be.
+
+    Reads no weights, so it can be asked before anything starts.
+    """
+    spec = ModelSpec.read(model_dir)
+    tp_size, length = config.parallel.tp_size, config.model.context_length
+    spec.check_parallel(tp_size)
+    check_ranks(tp_size)
+    if length is None:
+        return spec
+    if length > spec.context_length:
+        raise ConfigError(f"model.context_length {length} is above the model's own limit of {spec.context_length}")
+    return spec.with_context_length(length)
+
+
+def check_ranks(tp_size: int) -> None:
+    """Raises ConfigError for what no model can have in this release."""
+    if tp_size > 1:
+        raise ConfigError(
+            f"parallel.tp_size {tp_size}: running on several ranks is not available yet; set it to 1", param="tp_size"
+        )

@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from sgray.config import Config, ServeConfig
 from sgray.errors import ConfigError
-from sgray.models.spec import ModelSpec
+from sgray.models.spec import check_ranks, served_spec
 from sgray.serve.autoscale import replicas_for_ongoing_requests
 from sgray.serve.ingress import Ingress
 from sgray.serve.replica import LLMReplica
@@ -90,12 +90,11 @@ def _num_gpus(config: Config) -> int:
 
 
 def _check_model(config: Config) -> None:
-    """What can be known about the model without fetching it, and that this release can run it."""
+    """What can be known about the model without fetching it, and that this release can serve it so."""
     name = config.model.model_path
     path = Path(name).expanduser()
     if path.is_dir():
-        ModelSpec.read(path).check_parallel(config.parallel.tp_size)
+        served_spec(path, config)
     elif name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"model.model_path: there is no directory {name!r}")
-    if config.parallel.tp_size > 1:
-        raise ConfigError("parallel.tp_size: running on several ranks is not available yet; set it to 1")
+    check_ranks(config.parallel.tp_size)

@@ -57,7 +57,7 @@ def test_ranks_that_do_not_fit_are_refused_before_loading_pub_125(tmp_path: Path
 
 
 def test_ranks_that_fit_are_said_not_to_be_available(twin: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tp_size 2 fits .*not available yet"):
+    with pytest.raises(ConfigError, match=r"tp_size 2: .*not available yet"):
         Driver.load(twin, parallel={"tp_size": 2})
 
 
