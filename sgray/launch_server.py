@@ -81,8 +81,7 @@ def has_haproxy() -> bool:
 def ray_defaults(scratch: Path, *, haproxy: bool) -> dict[str, str]:
     """Ray's switches for one server on this machine, as environment variables.
 
-    HAProxy carries streams at a tenth of the cost of Serve's Python proxy. Its ports and files (in `scratch`) are made
-    private to this server, so that two servers can run on one machine.
+    HAProxy's ports and files (in `scratch`) are made private to this server, so that two can run on one machine.
     """
     settings = {"RAY_USAGE_STATS_ENABLED": "0"}
     if not haproxy:

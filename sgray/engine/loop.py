@@ -145,7 +145,7 @@ class EngineLoop:
     def _send(self, report: StepReport) -> None:
         try:
             self._publish(report)
-        except Exception:
+        except Exception:  # the listener's fault, as when its event loop has closed; the engine goes on for the others
             logger.exception("a report could not be published")
 
     def _recover(self, error: Exception) -> None:
