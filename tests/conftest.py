@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ from sgray.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from sgray.text.tokenizer import Tokenizer
+
+# Read when Triton is imported: its kernels then run on the CPU, in the interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Examples are the same on every run, and none is judged by the clock of a busy machine.
 settings.register_profile("sgray", deadline=None, derandomize=True)

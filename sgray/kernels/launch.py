@@ -1,0 +1,44 @@
+"""What the device that runs a kernel can do. The one place that asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """`has_pdl`: programmatic dependent launch, a kernel may begin before its predecessor has ended.
+
+    `has_tma`: loads of whole boxes by the tensor memory accelerator.
+    """
+
+    num_sms: int
+    has_pdl: bool
+    has_tma: bool
+
+
+INTERPRETED = Features(num_sms=4, has_pdl=False, has_tma=True)
+
+
+def features(device: torch.device) -> Features:
+    """The features of `device`; a small made-up machine where Triton interprets its kernels on the CPU."""
+    if is_interpreted():
+        return INTERPRETED
+    return _features(device.index if device.index is not None else torch.cuda.current_device())
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, as in the tests."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+@lru_cache(maxsize=64)
+def _features(index: int) -> Features:
+    facts = torch.cuda.get_device_properties(index)
+    is_nvidia = torch.version.hip is None
+    has_hopper = is_nvidia and facts.major >= 9
+    return Features(num_sms=facts.multi_processor_count, has_pdl=has_hopper, has_tma=has_hopper)
