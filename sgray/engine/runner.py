@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from sgray.engine.batch import Batch, build_batch
-from sgray.engine.plan import Admission, StepPlan, StepResult
+from sgray.engine.plan import ON_DEVICE, Admission, StepPlan, StepResult
 from sgray.engine.sampler import Counts, RowSampling, Sampled, has_penalty, rows_at_once, sample, token_logprobs
 from sgray.layers.attention import AttentionBackend, StepContext
+from sgray.layers.residual import Residual
 from sgray.memory.pool import KVPool
 from sgray.models.decoder import Decoder
 from sgray.protocol import NO_LOGPROBS, TokenLogprobs
@@ -18,45 +19,72 @@ from sgray.protocol import NO_LOGPROBS, TokenLogprobs
 
 @dataclass(slots=True)
 class Slot:
-    """A sequence as its admission told it, the pages it was given since, and how many of its tokens are counted."""
+    """A sequence as its admission told it, the pages it was given since, and how many of its tokens are counted.
+
+    `drawn` is the last token that was drawn for it; 0 where none could be, and then nobody looks at what follows.
+    """
 
     admission: Admission
     counts: Counts | None
     num_counted: int
     pages: list[int] = field(default_factory=list)
+    drawn: int = 0
 
 
 class ModelRunner:
-    """Executes plans for one model on one device."""
+    """Executes plans for one model on one device, each as it is submitted; `collect` hands out results in order.
 
-    def __init__(self, model: Decoder, pool: KVPool, backend: AttentionBackend) -> None:
+    A `depth` of 1 has them planned for as on a device that computes by itself.
+    """
+
+    def __init__(self, model: Decoder, pool: KVPool, backend: AttentionBackend, *, depth: int = 0) -> None:
+        self.depth = depth
         self._model = model
         self._pool = pool
         self._backend = backend
         self._slots: dict[int, Slot] = {}
+        self._results: deque[StepResult] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        """Computes one step and keeps the result."""
+        self._results.append(self._execute(plan))
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step not yet collected."""
+        return self._results.popleft()
+
+    def reset(self) -> None:
+        """Forgets results that were not collected."""
+        self._results.clear()
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Computes one step; fills the pool's pages and answers with the drawn tokens."""
-        self._prepare(plan)
+    def _execute(self, plan: StepPlan) -> StepResult:
+        """Fills the pool's pages and draws the tokens."""
+        tokens = self._prepare(plan)
         if not plan.slots:
             return StepResult(plan.step, [], [], [])
-        batch = build_batch(plan, [self._slots[slot].pages for slot in plan.slots], self._pool)
-        hidden_TI = self._model.hidden(batch.tokens, self._context(batch))
-        prompt_logprobs = [self._prompt_logprobs(plan, index, batch, hidden_TI) for index in range(len(plan.slots))]
-        return self._answer(plan, self._sample(plan, batch, hidden_TI), prompt_logprobs)
+        batch = build_batch(plan, tokens, [self._slots[slot].pages for slot in plan.slots], self._pool)
+        hidden = self._model.run(batch.tokens, self._context(batch))
+        prompt_logprobs = [self._prompt_logprobs(plan, index, batch, hidden) for index in range(len(plan.slots))]
+        return self._answer(plan, self._sample(plan, batch, hidden), prompt_logprobs)
 
-    def _prepare(self, plan: StepPlan) -> None:
-        """Admissions, copies, new pages and the tokens that the sequences have grown by."""
+    def _prepare(self, plan: StepPlan) -> list[int]:
+        """Admissions, copies, new pages, the tokens that the sequences have grown by; the step's tokens, all known."""
         for admission in plan.admissions:
             self._slots[admission.slot] = self._admit(admission)
         self._pool.copy_pages(plan.copies)
-        first = 0
-        for slot, start, length, pages in zip(plan.slots, plan.starts, plan.lengths, plan.new_pages, strict=True):
+        for slot, place, page in plan.new_pages:
+            self._slots[slot].pages[place:] = [page]
+        tokens: list[int] = []
+        for slot, start, length in zip(plan.slots, plan.starts, plan.lengths, strict=True):
             state = self._slots[slot]
-            self._append_pages(state, pages, start, length)
-            _count(state, start, plan.tokens[first : first + length])
-            first += length
+            self._clear_last_page(state, start, start + length)
+            own = plan.tokens[len(tokens) : len(tokens) + length]
+            if own[-1] == ON_DEVICE:
+                own[-1] = state.drawn
+            _count(state, start, own)
+            tokens += own
+        return tokens
 
     def _admit(self, admission: Admission) -> Slot:
         counts = None
@@ -65,10 +93,8 @@ class ModelRunner:
             counts = Counts.of(admission.tokens, admission.num_prompt, size, device)
         return Slot(admission, counts, len(admission.tokens))
 
-    def _append_pages(self, state: Slot, pages: list[int], start: int, length: int) -> None:
+    def _clear_last_page(self, state: Slot, start: int, end: int) -> None:
         size = self._pool.shape.page_size
-        state.pages.extend(pages)
-        end = start + length
         # Only a last page that this step begins and does not fill can show an earlier owner's tokens to a mask.
         if end % size and end - end % size >= start:
             self._pool.clear_pages([state.pages[end // size]])
@@ -82,7 +108,7 @@ class ModelRunner:
             attention=self._backend.plan(self._pool.layers, batch.spans),
         )
 
-    def _sample(self, plan: StepPlan, batch: Batch, hidden_TI: Tensor) -> Sampled:
+    def _sample(self, plan: StepPlan, batch: Batch, hidden: Residual) -> Sampled:
         """Tokens of the sequences that sample, in batch order."""
         sampling = [index for index, samples in enumerate(plan.samples) if samples]
         if not sampling:
@@ -92,9 +118,9 @@ class ModelRunner:
             self._row(plan.slots[index], span.start + span.length) for index, span in zip(sampling, spans, strict=True)
         ]
         last = [span.row + span.length - 1 for span in spans]
-        if len(last) < len(hidden_TI):
-            hidden_TI = hidden_TI[last]
-        return sample(self._model.logits(hidden_TI), rows)
+        if len(last) < len(batch.tokens):
+            hidden = hidden.take(torch.tensor(last, device=batch.tokens.device))
+        return sample(self._model.logits(hidden), rows)
 
     def _row(self, slot: int, position: int) -> RowSampling:
         """How the token at `position` of a slot's sequence is drawn."""
@@ -103,7 +129,7 @@ class ModelRunner:
         return RowSampling(told.sampling, told.seed, position - told.num_prompt, told.end_ids, state.counts)
 
     def _prompt_logprobs(
-        self, plan: StepPlan, index: int, batch: Batch, hidden_TI: Tensor
+        self, plan: StepPlan, index: int, batch: Batch, hidden: Residual
     ) -> list[TokenLogprobs] | None:
         """One entry for each prompt token that the span's positions predict; logits in pieces of bounded size."""
         told = self._slots[plan.slots[index]].admission
@@ -116,19 +142,20 @@ class ModelRunner:
         entries: list[TokenLogprobs] = []
         for first in range(0, len(targets), at_once):
             piece = targets[first : first + at_once]
-            rows = hidden_TI[span.row + first : span.row + first + len(piece)]
+            rows = hidden.take(slice(span.row + first, span.row + first + len(piece)))
             entries += token_logprobs(self._model.logits(rows), piece, [num_top] * len(piece))
         return entries
 
     def _answer(
         self, plan: StepPlan, sampled: Sampled, prompt_logprobs: list[list[TokenLogprobs] | None]
     ) -> StepResult:
-        """Spreads the sampled rows over the whole batch."""
+        """Spreads the sampled rows over the whole batch, and keeps what was drawn."""
         result = StepResult(plan.step, [-1] * len(plan.slots), [None] * len(plan.slots), prompt_logprobs)
         sampling = [index for index, samples in enumerate(plan.samples) if samples]
         for row, index in enumerate(sampling):
             result.tokens[index] = sampled.tokens[row]
             result.logprobs[index] = sampled.logprobs[row]
+            self._slots[plan.slots[index]].drawn = max(0, sampled.tokens[row])
             if row in sampled.errors:
                 result.errors[index] = sampled.errors[row]
         return result

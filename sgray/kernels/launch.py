@@ -28,7 +28,7 @@ def features(device: torch.device) -> Features:
     """The features of `device`; a small made-up machine where Triton interprets its kernels on the CPU."""
     if is_interpreted():
         return INTERPRETED
-    return _features(device.index if device.index is not None else torch.cuda.current_device())
+    return _features(device)
 
 
 def is_interpreted() -> bool:
@@ -37,8 +37,8 @@ def is_interpreted() -> bool:
 
 
 @lru_cache(maxsize=64)
-def _features(index: int) -> Features:
-    facts = torch.cuda.get_device_properties(index)
-    is_nvidia = torch.version.hip is None
-    has_hopper = is_nvidia and facts.major >= 9
+def _features(device: torch.device) -> Features:
+    facts = torch.cuda.get_device_properties(device)
+    target = triton.runtime.driver.active.get_current_target()
+    has_hopper = target.backend == "cuda" and facts.major >= 9
     return Features(num_sms=facts.multi_processor_count, has_pdl=has_hopper, has_tma=has_hopper)

@@ -47,9 +47,20 @@ class AttentionBackend(Protocol):
     def plan(self, layers: Sequence[KeysValues], spans: list[Span]) -> StepAttention: ...
 
 
+class AttentionStep(Protocol):
+    """What the attention layers of a step share."""
+
+    def mix(self, attention: Attention, qkv_TX: Tensor) -> Tensor:
+        """From a layer's product of queries, keys and values to the mixture of values, (T, H * D).
+
+        Normalises and rotates queries and keys where the layer asks for it, keeps keys and values in the pages.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What every layer of a step shares.
+    """The step in plain torch.
 
     `rows` is the key-value memory as rows of K * D numbers; `key_rows[layer]` and `value_rows[layer]` say which of them
     take the step's T keys and values. `rotation` is the pair for `rotate`.
@@ -60,6 +71,20 @@ class StepContext:
     key_rows: tuple[Tensor, ...]
     value_rows: tuple[Tensor, ...]
     attention: StepAttention
+
+    def mix(self, attention: Attention, qkv_TX: Tensor) -> Tensor:
+        num_tokens, num_rotated = qkv_TX.shape[0], attention.num_heads + attention.num_kv_heads
+        qkv = qkv_TX.view(num_tokens, -1, attention.head_dim)
+        rotated = qkv[:, :num_rotated]
+        if attention.qk_norm is not None:
+            rotated = attention.qk_norm(rotated)
+        rotated = rotate(rotated, *self.rotation)
+        key = rotated[:, attention.num_heads :].flatten(1)
+        value = qkv[:, num_rotated:].flatten(1)
+        self.rows.index_copy_(0, self.key_rows[attention.layer], key)
+        self.rows.index_copy_(0, self.value_rows[attention.layer], value)
+        mixed = self.attention.attend(attention.layer, rotated[:, : attention.num_heads])
+        return mixed.view(num_tokens, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +101,7 @@ class AttentionShape:
 
 
 class Attention:
-    """softmax(q k^T / sqrt(D)) v with rotary positions; query, key and value come from one product."""
+    """The parameters of softmax(q k^T / sqrt(D)) v with rotary positions; one product gives query, key and value."""
 
     def __init__(self, layer: int, shape: AttentionShape, placement: Placement, method: LinearMethod) -> None:
         query = Output(shape.query_heads.units * shape.head_dim, shape.query_heads)
@@ -90,28 +115,14 @@ class Attention:
             bias=shape.output_bias,
             input_rule=shape.query_heads.of_inputs(),
         )
-        self._layer = layer
-        self._head_dim = shape.head_dim
-        self._num_heads = _held(shape.query_heads, placement)
-        self._num_kv_heads = _held(shape.kv_heads, placement)
+        self.layer = layer
+        self.head_dim = shape.head_dim
+        self.num_heads = _held(shape.query_heads, placement)
+        self.num_kv_heads = _held(shape.kv_heads, placement)
         self.qk_norm: QueryKeyNorm | None = None
         if shape.qk_norm_eps is not None:
-            counts = (self._num_heads, self._num_kv_heads)
+            counts = (self.num_heads, self.num_kv_heads)
             self.qk_norm = QueryKeyNorm(*counts, shape.head_dim, shape.qk_norm_eps, placement)
-
-    def __call__(self, x_TI: Tensor, step: StepContext) -> Tensor:
-        num_tokens = x_TI.shape[0]
-        qkv = self.qkv(x_TI).view(num_tokens, -1, self._head_dim)
-        rotated = qkv[:, : self._num_heads + self._num_kv_heads]
-        if self.qk_norm is not None:
-            rotated = self.qk_norm(rotated)
-        rotated = rotate(rotated, *step.rotation)
-        key = rotated[:, self._num_heads :].flatten(1)
-        value = qkv[:, self._num_heads + self._num_kv_heads :].flatten(1)
-        step.rows.index_copy_(0, step.key_rows[self._layer], key)
-        step.rows.index_copy_(0, step.value_rows[self._layer], value)
-        mixed = step.attention.attend(self._layer, rotated[:, : self._num_heads])
-        return self.output(mixed.view(num_tokens, -1))
 
 
 def _held(heads: Split, placement: Placement) -> int:

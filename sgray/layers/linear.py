@@ -77,6 +77,11 @@ class Linear:
         self._op = self._method.build(self._parameters)
         self._parameters = {}
 
-    def __call__(self, x_TI: Tensor) -> Tensor:
+    @property
+    def op(self) -> LinearOp:
+        """The finished operation."""
         assert self._op is not None, "finish() comes first"
-        return self._op(x_TI)
+        return self._op
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        return self.op(x_TI)

@@ -18,12 +18,18 @@ class RMSNorm:
 
     def __init__(self, size: int, eps: float, placement: Placement) -> None:
         self._weight = Parameter([Piece((size,), Whole())], placement.mesh, torch.float32, placement.device)
+        self.eps = eps
         self._dtype = placement.dtype
         self._root = size**0.5
         self._floor = torch.tensor((size * eps) ** 0.5, device=placement.device)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         yield "weight", self._weight
+
+    @property
+    def weight(self) -> Tensor:
+        """The filled vector, float32."""
+        return self._weight.data
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.exact(x).to(self._dtype)
@@ -51,6 +57,16 @@ class QueryKeyNorm:
         self._shape = (head_dim,)
         self._eps = eps
         self._weight_HD: Tensor | None = None
+
+    @property
+    def query(self) -> RMSNorm:
+        """The norm of query heads."""
+        return self._query
+
+    @property
+    def key(self) -> RMSNorm:
+        """The norm of key heads."""
+        return self._key
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         for part, norm in (("query", self._query), ("key", self._key)):

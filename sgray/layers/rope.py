@@ -25,13 +25,19 @@ class Rope:
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine of shape (T, 1, D) for `rotate`."""
+        cos, sin = self._turns(positions)
+        cos_TD, sin_TD = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return cos_TD[:, None].to(self._dtype), sin_TD[:, None].to(self._dtype)
+
+    def table(self, length: int) -> Tensor:
+        """Cosines, then sines, of the positions below `length`: float32, (length, D)."""
+        return torch.cat(self._turns(torch.arange(length, device=self._frequencies.device)), dim=-1)
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         # The angle is a float32 as in training. Its cosine is taken in float64, because the float32 one differs in the
         # last bit with the place of a token in the batch.
         angles = (positions.float()[:, None] * self._frequencies).double()
-        cos = (angles.cos() * self._attention_factor).float()
-        sin = (angles.sin() * self._attention_factor).float()
-        cos_TD, sin_TD = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return cos_TD[:, None].to(self._dtype), sin_TD[:, None].to(self._dtype)
+        return (angles.cos() * self._attention_factor).float(), (angles.sin() * self._attention_factor).float()
 
 
 def rotate(x_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:

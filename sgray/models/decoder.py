@@ -9,13 +9,14 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from sgray.layers.attention import Attention, AttentionShape, StepContext
+from sgray.layers.attention import Attention, AttentionShape, AttentionStep
 from sgray.layers.embedding import Embedding
 from sgray.layers.head import OutputHead
 from sgray.layers.linear import Linear, LinearMethod, Placement
 from sgray.layers.mlp import GatedMLP
 from sgray.layers.norm import QueryKeyNorm, RMSNorm
 from sgray.layers.parameter import Parameter
+from sgray.layers.residual import MakeResidual, Residual, TorchResidual
 from sgray.layers.rope import Rope
 from sgray.models.spec import ModelSpec
 
@@ -23,7 +24,7 @@ Part = Embedding | Linear | RMSNorm | QueryKeyNorm | OutputHead
 
 
 class DecoderLayer:
-    """x + attention(norm(x)), then the same with the feed-forward block."""
+    """x += attention(norm(x)), then the same with the feed-forward block."""
 
     def __init__(self, spec: ModelSpec, layer: int, placement: Placement, method: LinearMethod) -> None:
         shape = AttentionShape(
@@ -53,16 +54,24 @@ class DecoderLayer:
         yield "mlp.gate_up", self.mlp.gate_up
         yield "mlp.down", self.mlp.down
 
-    def __call__(self, x_TI: Tensor, step: StepContext) -> Tensor:
-        x_TI.add_(self.attention(self.attention_norm(x_TI), step))
-        return x_TI.add_(self.mlp(self.mlp_norm(x_TI)))
+    def __call__(self, x: Residual, step: AttentionStep) -> None:
+        qkv_TX = x.project(self.attention_norm, self.attention.qkv)
+        x.add(self.attention.output, step.mix(self.attention, qkv_TX))
+        x.add(self.mlp.down, x.gate(self.mlp_norm, self.mlp.gate_up))
 
 
 class Decoder:
     """Built empty; the loader fills `parameters()` and calls `finish()`."""
 
-    def __init__(self, spec: ModelSpec, placement: Placement, method: LinearMethod) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        placement: Placement,
+        method: LinearMethod,
+        residual: MakeResidual = TorchResidual,
+    ) -> None:
         self.spec = spec
+        self._residual = residual
         self.rope = Rope(spec.head_dim, spec.rope, placement.dtype, placement.device)
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size, placement)
         self.layers = [DecoderLayer(spec, layer, placement, method) for layer in range(spec.num_layers)]
@@ -81,20 +90,16 @@ class Decoder:
             if isinstance(part, Linear | QueryKeyNorm | OutputHead):
                 part.finish()
 
-    def hidden(self, tokens_T: Tensor, step: StepContext) -> Tensor:
-        """Hidden states after the last layer, before the last norm: (T, hidden), float32.
-
-        The sum that runs through all layers is kept in float32 whatever the computing type: rounded after each layer,
-        it makes half of the error of a bfloat16 model.
-        """
-        x_TI = self.embedding(tokens_T).float()
+    def run(self, tokens_T: Tensor, step: AttentionStep) -> Residual:
+        """The sum after the last layer, before the last norm."""
+        x = self._residual(self.embedding(tokens_T))
         for layer in self.layers:
-            x_TI = layer(x_TI, step)
-        return x_TI
+            layer(x, step)
+        return x
 
-    def logits(self, hidden_RI: Tensor) -> Tensor:
-        """Float32 scores over the vocabulary for rows of `hidden`."""
-        return self.head(self.norm.exact(hidden_RI))
+    def logits(self, hidden: Residual) -> Tensor:
+        """Float32 scores over the vocabulary for rows of what `run` gave."""
+        return hidden.scores(self.norm, self.head)
 
     def _parts(self) -> Iterator[tuple[str, Part]]:
         yield "embedding", self.embedding
