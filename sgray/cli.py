@@ -115,12 +115,16 @@ def _add_config(commands: Commands) -> None:
 
 
 def _add_bench(commands: Commands) -> None:
-    from sgray.bench import offline, policies, serve
+    from sgray.bench import kernels, offline, policies, serve, steps
 
     parser = _command(commands, "bench", _run_offline, "measure the engine or a server")
     kinds = parser.add_subparsers(title="what to measure", metavar="KIND", required=True)
     serve.add_flags(_command(kinds, "serve", _run_client, "load a server over HTTP with streaming requests"))
     offline.add_flags(_command(kinds, "offline", _run_offline, "run named workloads on an engine in this process"))
+    kernels.add_flags(
+        _command(kinds, "kernels", _run_kernels, "time every kernel on a GPU beside torch and the ceiling")
+    )
+    steps.add_flags(_command(kinds, "steps", _run_steps, "the kernels of a decode step on a GPU, and its idle time"))
     policies.add_flags(
         _command(kinds, "policies", _run_policies, "routing policies beside each other, on real replicas")
     )
@@ -219,6 +223,18 @@ def _run_offline(arguments: argparse.Namespace) -> int:
     from sgray.bench import offline
 
     return offline.run(arguments)
+
+
+def _run_kernels(arguments: argparse.Namespace) -> int:
+    from sgray.bench import kernels
+
+    return kernels.run(arguments)
+
+
+def _run_steps(arguments: argparse.Namespace) -> int:
+    from sgray.bench import steps
+
+    return steps.run(arguments)
 
 
 def _run_policies(arguments: argparse.Namespace) -> int:

@@ -53,6 +53,12 @@ class ModelConfig(Section):
     chat_template: str | None = Field(
         None, description="A file with a Jinja chat template; the tokenizer's own if unset."
     )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy: random weights of the right shapes, no checkpoint read; for measuring."
+    )
+    skip_tokenizer_init: bool = Field(
+        False, description="Token ids in and out, no tokenizer loaded; text requests are refused."
+    )
 
 
 class ParallelConfig(Section):
@@ -80,14 +86,26 @@ class ScheduleConfig(Section):
     chunked_prefill_size: Annotated[Count, Field(ge=2)] | Auto = Field(
         "auto", description="Token budget a step; auto is 8192 on cuda, 512 on cpu."
     )
+    mixed_prefill_size: Count | Auto = Field(
+        "auto",
+        description="Prompt tokens a step computes beside decoding sequences: less keeps streams smooth, more raises "
+        "throughput; auto is 256 on cuda, chunked_prefill_size on cpu.",
+    )
     max_running_requests: Count | Auto = Field(
-        "auto", description="Sequences computed together; auto is 256 on cuda, 64 on cpu."
+        "auto", description="Sequences computed together; auto is 512 on cuda, 64 on cpu."
     )
     max_queued_requests: int = Field(1024, ge=0, description="Waiting requests a replica holds before it answers 503.")
     schedule_policy: Literal["fcfs", "lpm"] = Field(
         "fcfs", description="fcfs: by age; lpm: longest cached prefix first, with an age cap."
     )
     random_seed: int | None = Field(None, ge=0, description="Fixes the seeds drawn for requests that bring none.")
+    disable_overlap: bool = Field(
+        False, description="Plan a step only when the one before it has been answered; for finding faults."
+    )
+    cuda_graph_max_bs: Count | Auto = Field(
+        "auto", description="Largest decode batch that is run as a CUDA graph; auto is max_running_requests."
+    )
+    disable_cuda_graph: bool = Field(False, description="Launch every kernel of a decode step by itself.")
 
 
 class ApiConfig(Section):
@@ -162,13 +180,18 @@ class Config(Section):
         if device == "cuda" and not hardware.has_cuda:
             raise ConfigError("model.device is 'cuda' but no CUDA device is visible; use 'cpu' or 'auto'")
         on_gpu = device == "cuda"
+        schedule = self.schedule
+        chunk = (8192 if on_gpu else 512) if schedule.chunked_prefill_size == "auto" else schedule.chunked_prefill_size
+        running = (512 if on_gpu else 64) if schedule.max_running_requests == "auto" else schedule.max_running_requests
         decided = {
             "model.device": device,
             "model.dtype": "bfloat16" if hardware.has_bfloat16 or on_gpu else "float32",
             "model.num_threads": hardware.num_threads,
             "memory.page_size": 64 if on_gpu else 16,
-            "schedule.chunked_prefill_size": 8192 if on_gpu else 512,
-            "schedule.max_running_requests": 256 if on_gpu else 64,
+            "schedule.chunked_prefill_size": chunk,
+            "schedule.mixed_prefill_size": 256 if on_gpu else chunk,
+            "schedule.max_running_requests": running,
+            "schedule.cuda_graph_max_bs": running,
         }
         values = self.model_dump()
         for path, value in decided.items():

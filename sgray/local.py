@@ -9,7 +9,8 @@ from typing import Any
 
 from sgray.config import Config
 from sgray.engine.engine import Engine
-from sgray.errors import EngineError
+from sgray.errors import ConfigError, EngineError
+from sgray.models.hub import resolve_model
 from sgray.protocol import Request, SamplingParams
 from sgray.text.tokenizer import Tokenizer
 
@@ -25,8 +26,11 @@ class LocalModel:
     @classmethod
     def load(cls, config: Config) -> LocalModel:
         """Loads what the configuration names; raises ModelLoadError or ConfigError."""
+        if config.model.skip_tokenizer_init:
+            raise ConfigError("model.skip_tokenizer_init: text needs a tokenizer; ids alone are served over HTTP")
         engine = Engine.load(config)
-        place = Path(config.model.tokenizer_path or engine.info.model_dir)
+        tokenizer_path = config.model.tokenizer_path
+        place = Path(engine.info.model_dir) if tokenizer_path is None else resolve_model(tokenizer_path)
         return cls(engine, Tokenizer.load(place, chat_template=config.model.chat_template))
 
     def complete(self, prompt: str, sampling: SamplingParams) -> Iterator[str]:

@@ -100,13 +100,21 @@ def test_auto_becomes_the_cpus_value_and_is_logged(caplog: pytest.LogCaptureFixt
         config = Config().resolve(CPU)
     assert (config.model.device, config.model.dtype, config.memory.page_size) == ("cpu", "float32", 16)
     assert (config.schedule.chunked_prefill_size, config.schedule.max_running_requests) == (512, 64)
+    assert (config.schedule.mixed_prefill_size, config.schedule.cuda_graph_max_bs) == (512, 64)
     assert "memory.page_size: auto is 16" in caplog.text
 
 
 def test_auto_becomes_the_gpus_value() -> None:
     config = Config().resolve(GPU)
     assert (config.model.device, config.model.dtype, config.memory.page_size) == ("cuda", "bfloat16", 64)
-    assert (config.schedule.chunked_prefill_size, config.schedule.max_running_requests) == (8192, 256)
+    assert (config.schedule.chunked_prefill_size, config.schedule.max_running_requests) == (8192, 512)
+    assert (config.schedule.mixed_prefill_size, config.schedule.cuda_graph_max_bs) == (256, 512)
+
+
+def test_auto_follows_the_leaf_that_it_depends_on() -> None:
+    given = Config.parse({"schedule": {"chunked_prefill_size": 40, "max_running_requests": 7}})
+    schedule = given.resolve(CPU).schedule
+    assert (schedule.mixed_prefill_size, schedule.cuda_graph_max_bs) == (40, 7)
 
 
 def test_what_was_given_stays() -> None:

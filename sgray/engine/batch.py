@@ -25,15 +25,15 @@ class Batch:
     value_rows: tuple[Tensor, ...]
 
 
-def build_batch(plan: StepPlan, page_rows: Sequence[list[int]], pool: KVPool) -> Batch:
-    """The batch of a plan; `page_rows[i]` is the page row of `plan.slots[i]`, new pages included."""
+def build_batch(plan: StepPlan, tokens: list[int], page_rows: Sequence[list[int]], pool: KVPool) -> Batch:
+    """The batch of a plan, whose tokens are `tokens`; `page_rows[i]` is `plan.slots[i]`'s, new pages included."""
     firsts = [0, *accumulate(plan.lengths)][:-1]
     spans = [Span(*span) for span in zip(firsts, plan.starts, plan.lengths, page_rows, strict=True)]
     positions = [position for span in spans for position in range(span.start, span.start + span.length)]
     device = pool.pages.device
     key_rows, value_rows = _memory_rows(spans, pool)
     return Batch(
-        tokens=torch.tensor(plan.tokens, device=device),
+        tokens=torch.tensor(tokens, device=device),
         positions=torch.tensor(positions, device=device),
         spans=spans,
         key_rows=key_rows,

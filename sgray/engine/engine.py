@@ -1,7 +1,8 @@
 """A scheduler and an executor joined: requests in, reports out, one step at a call, one thread.
 
-Knows neither threads nor text. It survives what a step throws at it: the sequences of that step end with an error, the
-others go on.
+Knows neither threads nor text. With an executor of depth 1 a step is submitted before the one ahead of it is answered,
+so the device has work while the host thinks. It survives what a step throws at it: the sequences of that step end with
+an error, the others go on.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from sgray.config import Config, Hardware
-from sgray.engine.plan import StepPlan, StepResult
+from sgray.engine.plan import Executor, StepPlan
 from sgray.engine.scheduler import Limits, Scheduler
 from sgray.errors import EngineError, SgrayError
 from sgray.memory.cache import PrefixCache
@@ -23,19 +23,12 @@ logger = logging.getLogger(__name__)
 CHECK_PERIOD_S = 10.0
 
 
-class StepExecutor(Protocol):
-    """Whatever turns a plan into tokens."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute one step."""
-
-
 class Engine:
-    """One replica's engine. `failure` is the message of the last step if that step failed as a whole, else None."""
+    """One replica's engine. `failure` is what the last step died of, None once a later one has succeeded."""
 
     def __init__(
         self,
-        executor: StepExecutor,
+        executor: Executor,
         info: EngineInfo,
         config: Config,
         *,
@@ -44,6 +37,8 @@ class Engine:
         self.info = info
         self.failure: str | None = None
         self._executor = executor
+        self._depth = 0 if config.schedule.disable_overlap else executor.depth
+        self._failed_step = 0
         self._clock = clock
         self._checked = clock()
         self._cache = PrefixCache(info.num_pages, info.page_size, disabled=config.memory.disable_radix_cache)
@@ -65,8 +60,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do or to tell."""
-        return self._scheduler.has_work
+        """Whether `step` has something to do or to tell; so it is while a step is in flight."""
+        return self._scheduler.has_work or self._scheduler.num_in_flight > 0
 
     def add(self, request: Request) -> None:
         """Queue a request; raises the SgrayError that refuses it."""
@@ -77,21 +72,13 @@ class Engine:
         self._scheduler.abort(request_id)
 
     def step(self) -> StepReport:
-        """Compute one step, if there is anything to compute, and tell what happened since the last report."""
+        """Begin the next step, if there is one, take in the oldest one that is due, and tell what happened."""
         plan = self._scheduler.schedule()
-        if plan is None:
+        if plan is not None and not self._submit(plan):
             return self.report()
-        try:
-            result = self._executor.execute(plan)
-        except Exception as error:  # whatever it is, it is this step's and not the engine's end
-            logger.exception("step %d failed", plan.step)
-            self.failure = f"{type(error).__name__}: {error}"
-            self._scheduler.fail(error if isinstance(error, SgrayError) else EngineError("the engine failed in a step"))
-            return self.report()
-        self.failure = None
-        deltas = self._scheduler.update(plan, result)
-        self._check_when_idle()
-        return StepReport(deltas, self._cache.drain_events(), self.current_load())
+        if self._scheduler.num_in_flight > (0 if plan is None else self._depth):
+            self._collect()
+        return self.report()
 
     def report(self) -> StepReport:
         """What happened since the last report, without a step: aborts, finishes without a token, cache events."""
@@ -103,12 +90,43 @@ class Engine:
 
     def fail_all(self, error: SgrayError) -> None:
         """End every sequence with this error and start with an empty cache."""
-        self._cache.clear()  # first: if its books are wrong, giving leases back would stumble over them
+        self._executor.reset()
+        self._cache.clear()  # before its leases: if its books are wrong, giving them back would stumble over that
         self._scheduler.fail_all(error)
 
     def check(self) -> None:
         """Prove the books of pages and slots; AssertionError if they are wrong."""
         self._scheduler.check()
+
+    def _submit(self, plan: StepPlan) -> bool:
+        try:
+            self._executor.submit(plan)
+        except Exception as error:  # whatever it is, it is this step's and not the engine's end
+            logger.exception("step %d failed", plan.step)
+            self._fail(error, plan.step)
+            return False
+        return True
+
+    def _collect(self) -> None:
+        try:
+            result = self._executor.collect()
+        except Exception as error:  # as above; and what was built on that step cannot be trusted either
+            step = self._scheduler.oldest_step
+            logger.exception("step %d failed", step)
+            self._executor.reset()
+            self._fail(error, step)
+            return
+        if result.step > self._failed_step:
+            self.failure = None
+        self._scheduler.update(result)
+        self._check_when_idle()
+
+    def _fail(self, error: Exception, step: int) -> None:
+        """End the sequences of that step and of all later ones in flight."""
+        self.failure = f"{type(error).__name__}: {error}"
+        told = error if isinstance(error, SgrayError) else EngineError("the engine failed in a step")
+        self._failed_step = step
+        self._scheduler.fail(told, step)
 
     def _check_when_idle(self) -> None:
         """Now and then, when nothing runs, look for lost pages; if there are any, log it and start afresh."""
@@ -125,9 +143,10 @@ class Engine:
 def _limits(info: EngineInfo, config: Config) -> Limits:
     on_cuda = info.device.startswith("cuda")
     schedule = config.resolve(Hardware(num_threads=1, memory_bytes=0, has_cuda=on_cuda)).schedule
-    assert isinstance(schedule.chunked_prefill_size, int)
+    assert isinstance(schedule.chunked_prefill_size, int) and isinstance(schedule.mixed_prefill_size, int), "resolved"
     return Limits(
         token_budget=schedule.chunked_prefill_size,
+        mixed_prefill=schedule.mixed_prefill_size,
         max_running=info.max_running_requests,
         max_queued=schedule.max_queued_requests,
         context_length=info.context_length,

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
 from sgray.config import Config, Hardware
-from sgray.engine.plan import StepPlan, StepResult
+from sgray.engine.plan import Executor
 from sgray.engine.runner import ModelRunner
 from sgray.layers.backends.torch_sdpa import TorchBackend
 from sgray.layers.linear import Placement
 from sgray.layers.quant.unquantized import Unquantized
 from sgray.memory.pool import KVPool, PoolShape, plan_num_pages
 from sgray.models.decoder import Decoder
+from sgray.models.dummy import fill_dummy
 from sgray.models.hub import resolve_model
 from sgray.models.loader import load_weights
 from sgray.models.spec import ModelSpec, served_spec
@@ -27,14 +27,6 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNLIMITED = 2**60  # cgroup version 1 writes "no limit" as a number near 2**63
-
-
-class Executor(Protocol):
-    """Executes plans, on one rank or on many."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Computes one step."""
-        ...
 
 
 def load_executor(config: Config) -> tuple[Executor, EngineInfo]:
@@ -51,8 +43,17 @@ def load_executor(config: Config) -> tuple[Executor, EngineInfo]:
         assert isinstance(config.model.num_threads, int), "resolved"
         torch.set_num_threads(config.model.num_threads)
     placement = Placement(Mesh(), DTYPES[config.model.dtype], device)
+    if device.type == "cuda":
+        # Triton is needed from here on, and only here.
+        from sgray.engine.device_load import load_device_runner
+
+        runner, pool = load_device_runner(config, spec, model_dir, placement, free_memory_bytes)
+        return runner, _info(config, spec, model_dir, pool)
     model = Decoder(spec, placement, Unquantized())
-    load_weights(model, model_dir)
+    if config.model.load_format == "dummy":
+        fill_dummy(model)
+    else:
+        load_weights(model, model_dir)
     pool = _build_pool(config, spec, placement)
     backend = TorchBackend(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.windows, placement.dtype)
     return ModelRunner(model, pool, backend), _info(config, spec, model_dir, pool)

@@ -1,4 +1,4 @@
-"""The two types that scheduler and executor exchange: one `StepPlan` down, one `StepResult` up. No torch.
+"""What scheduler and executor exchange, one `StepPlan` down and one `StepResult` up, and how. No torch.
 
 A step computes, for every scheduled sequence, the tokens `[start, start + length)`. There are no phases: a decode has
 length 1, a prefill chunk as many as the budget gives, a prefix hit a `start` above zero. Plans carry differences: the
@@ -8,8 +8,12 @@ runner keeps, by slot, what an `Admission` told it and the row of pages so far.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sgray.protocol import SamplingParams, TokenLogprobs
+
+ON_DEVICE = -1
+"""Stands in a plan for the token that the executor drew last for that slot, in the plan before, unknown to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +37,10 @@ class Admission:
 class StepPlan:
     """One step. The lists `slots` .. `samples` have one entry a scheduled sequence, in batch order.
 
-    `new_pages[i]` are appended to the page row of `slots[i]`, which then covers `starts[i] + lengths[i]` tokens.
-    `tokens` is flat, `sum(lengths)` long. `samples[i]` says that the last computed position gives the next token.
-    `copies` are (source page, destination page), done before everything else.
+    `new_pages` are (slot, place, page): entry `place` of that slot's row of pages becomes `page`. Places of a slot come
+    in order and without a gap, and then its row covers `starts[i] + lengths[i]` tokens. `tokens` is flat and
+    `sum(lengths)` long; the last one of a sequence may be `ON_DEVICE`. `samples[i]` says that the last computed
+    position gives the next token. `copies` are (source page, destination page), done before everything else.
     """
 
     step: int
@@ -45,7 +50,7 @@ class StepPlan:
     starts: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
-    new_pages: list[list[int]] = field(default_factory=list)
+    new_pages: list[tuple[int, int, int]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
 
@@ -64,3 +69,24 @@ class StepResult:
     logprobs: list[TokenLogprobs | None]
     prompt_logprobs: list[list[TokenLogprobs] | None]
     errors: dict[int, str] = field(default_factory=dict)
+
+
+class Executor(Protocol):
+    """Executes plans, on one rank or on many, each after all that was submitted before.
+
+    That order lets the pages and the slot of a finished sequence go to another one at once, while a step that still
+    writes them is in flight: every write of a later plan comes after it, and its own result is not looked at.
+    """
+
+    @property
+    def depth(self) -> int:
+        """How many steps may be in flight while the next one is planned: 0 or 1."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Begin a step. If it raises, that plan is gone and those before it can still be collected."""
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest submitted plan; its result. If it raises, the plan is gone; `reset` drops the others."""
+
+    def reset(self) -> None:
+        """Drop what is in flight: it will not be collected. New plans may follow. Must not raise."""

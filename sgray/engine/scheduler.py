@@ -1,29 +1,39 @@
 """The order of work: which sequences run, and how many tokens of each the next step computes.
 
-Knows tokens, pages and counts; no torch, no thread, no text. `schedule` gives a plan, `update` takes its result. Time
-is read from a clock that is handed in, and decides nothing but the age cap of one policy and the measured speeds.
+Knows tokens, pages and counts; no torch, no thread, no text. `schedule` gives a plan, `update` takes the result of the
+oldest plan; between the two, one more may be planned. Time is read from a clock that is handed in, and decides nothing
+but the age cap of one policy and the measured speeds.
 
 The bound on progress. A step computes at most `token_budget` tokens. While there are both decoding sequences and
-prompts to compute, decoding sequences get at most `D = budget - max(1, budget // 4)` of them and prompts the rest.
-Those served longest ago go first, so a decoding sequence gets a token at least once in every `ceil(max_running / D)`
-steps, which is every step when `max_running <= D`, however many prompts arrive; and the first prompt in the running
-order moves on in every step. (A prompt of which one token is left counts as decoding.)
+prompts to compute, decoding sequences get at most `D = budget - max(1, budget // 4)` of them and prompts the rest, but
+not more than `mixed_prefill`. Those served longest ago go first, so a decoding sequence gets a token at least once in
+every `ceil(max_running / D)` steps, which is every step when `max_running <= D`, however many prompts arrive; and the
+first prompt in the running order moves on in every step, by at least `min(mixed_prefill, max(1, budget // 4))` tokens
+or what is left of it. (A prompt of which one token is left counts as decoding.)
+
+What is in flight. A sequence's counts move on when a step is planned; what the step found out is taken in when it is
+answered: drawn tokens, ends, and the pages that others may share, whose tokens are then known and computed. A sequence
+may end, or be retracted, while a step that computes it is in flight: its pages and its slot go to others at once,
+because the executor does everything in the order of the plans, so what that step still writes lies before whatever a
+new owner writes. What it answers for the old owner is not looked at: each run of a sequence has a lease of its own, and
+a row counts only while the sequence still has the lease that it was planned with.
 """
 
 from __future__ import annotations
 
 import random
 from bisect import insort
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sgray.engine.metrics import StepSpeed
-from sgray.engine.plan import Admission, StepPlan, StepResult
+from sgray.engine.plan import ON_DEVICE, Admission, StepPlan, StepResult
 from sgray.engine.policy import choose_order, running_rank, waiting_rank
 from sgray.engine.sequence import NO_SLOT, PREFIX_WAIT, Sequence, failure
 from sgray.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError, SgrayError
 from sgray.memory.cache import KVLease, PrefixCache
-from sgray.protocol import Delta, Finish, Load, Request, TokenLogprobs, namespace_key
+from sgray.protocol import Delta, Finish, Load, Request, namespace_key
 
 MAX_LOOKAHEAD = 4096
 
@@ -32,10 +42,12 @@ MAX_LOOKAHEAD = 4096
 class Limits:
     """What a scheduler may do at most, and the facts of the model that bound a request.
 
-    `min_lookahead`: tokens of output that each sequence must have room for when another one is let in.
+    `mixed_prefill`: the most prompt tokens in a step that has a decoding sequence in it. `min_lookahead`: tokens of
+    output that each sequence must have room for when another one is let in.
     """
 
     token_budget: int
+    mixed_prefill: int
     max_running: int
     max_queued: int
     context_length: int
@@ -57,7 +69,17 @@ class _Step:
         self.budget -= count
 
     def withdraw(self, sequence: Sequence) -> None:
-        self.budget += self.chosen.pop(sequence, 0)
+        """Its tokens are nobody's: to give them to others could put more prompt beside decodes than is allowed."""
+        self.chosen.pop(sequence, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A plan on its way, with the sequence and the lease of each of its rows, and when it was made."""
+
+    plan: StepPlan
+    rows: list[tuple[Sequence, KVLease]]
+    made: float
 
 
 class Scheduler:
@@ -72,7 +94,7 @@ class Scheduler:
         policy: str = "fcfs",
         random_seed: int | None = None,
     ) -> None:
-        assert limits.token_budget > 1 and limits.max_running > 0, limits
+        assert limits.token_budget > 1 and limits.mixed_prefill > 0 and limits.max_running > 0, limits
         self._cache = cache
         self._limits = limits
         self._clock = clock
@@ -82,11 +104,11 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # sorted by waiting_rank
         self._running: list[Sequence] = []  # sorted by running_rank
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
-        self._planned: list[Sequence] = []
+        self._flights: deque[_Flight] = deque()  # oldest first
         self._deltas: list[Delta] = []
         self._num_added = 0
         self._step = 0
-        self._started = 0.0
+        self._answered = 0.0  # when the last step was
         self._lookahead = limits.min_lookahead
         self._speed = StepSpeed()
         self._totals = dict.fromkeys(
@@ -102,6 +124,16 @@ class Scheduler:
     def is_idle(self) -> bool:
         """Whether no sequence is unfinished."""
         return not self._sequences
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans that are neither answered nor failed."""
+        return len(self._flights)
+
+    @property
+    def oldest_step(self) -> int:
+        """The number of the oldest plan in flight; there must be one."""
+        return self._flights[0].plan.step
 
     def add(self, request: Request) -> None:
         """Take a request into the queue; raises the SgrayError that it must be refused with."""
@@ -125,43 +157,41 @@ class Scheduler:
             self._finish(sequence, Finish("abort"))
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute now. The answer goes to `update`, or `fail`."""
-        self._started = self._clock()
+        """The next step, or None if there is nothing to compute now. Each is to be answered, in order, or failed."""
         self._lookahead = max(self._limits.min_lookahead, self._lookahead - 1)
         step = _Step(self._limits.token_budget)
         self._continue_running(step)
         self._admit(step)
-        self._planned = list(step.chosen)
         return self._plan(step) if step.chosen else None
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[Delta]:
-        """Take in what the last plan computed; returns all deltas not yet drained."""
-        assert plan.step == result.step == self._step, (plan.step, result.step, self._step)
-        for index, sequence in enumerate(self._planned):
-            if sequence.finish is not None:
-                continue  # aborted since
-            if message := result.errors.get(index):
+    def update(self, result: StepResult) -> None:
+        """Take in what the oldest plan in flight computed."""
+        flight = self._flights.popleft()
+        plan = flight.plan
+        assert plan.step == result.step, (plan.step, result.step)
+        for index, (sequence, lease) in enumerate(flight.rows):
+            if sequence.lease is not lease:
+                continue  # it has ended or was retracted since
+            if result.errors and (message := result.errors.get(index)):
                 self._fail(sequence, EngineError(message))
             else:
-                self._advance(sequence, plan, result, index)
-        self._planned = []
-        num_decode = sum(length == 1 for length in plan.lengths)
-        num_prefill = sum(plan.lengths) - num_decode
-        self._speed.record(self._clock() - self._started, num_prefill, num_decode)
-        return self.drain()
+                self._advance(sequence, lease, plan, result, index)
+        self._measure(flight)
 
-    def fail(self, error: SgrayError) -> None:
-        """The last plan could not be executed: end the sequences in it, and trust nothing that they computed."""
-        for sequence in self._planned:
-            if sequence.finish is None:
-                self._fail(sequence, error)
-        self._planned = []
+    def fail(self, error: SgrayError, step: int) -> None:
+        """The plans from `step` on could not be executed: end their sequences, and trust nothing they computed."""
+        failed = [flight for flight in self._flights if flight.plan.step >= step]
+        for flight in failed:
+            self._flights.remove(flight)
+            for sequence, lease in flight.rows:
+                if sequence.lease is lease:
+                    self._fail(sequence, error)
 
     def fail_all(self, error: SgrayError) -> None:
         """End every sequence, running or waiting."""
         for sequence in list(self._sequences.values()):
             self._fail(sequence, error)
-        self._planned = []
+        self._flights.clear()
 
     def drain(self) -> list[Delta]:
         """The deltas since the last call."""
@@ -171,12 +201,16 @@ class Scheduler:
     def load(self) -> Load:
         """What there is to do, how full the memory is, and the totals so far."""
         cache = self._cache
-        prefilling = sum(s.num_remaining for s in self._running if s.num_remaining > 1)
+        prefilling = resident = 0
+        for sequence in self._running:
+            resident += sequence.num_computed
+            if (remaining := sequence.num_remaining) > 1:
+                prefilling += remaining
         return Load(
             running=len(self._running),
             waiting=len(self._waiting),
             waiting_tokens=prefilling + sum(s.num_uncached for s in self._waiting),
-            resident_tokens=sum(s.num_computed for s in self._running),
+            resident_tokens=resident,
             total_pages=cache.num_pages,
             free_pages=cache.num_free,
             cached_pages=cache.num_evictable,
@@ -199,6 +233,22 @@ class Scheduler:
         assert len(self._running) + len(self._waiting) == len(self._sequences), "a sequence runs and waits"
         assert all(s.lease is None and s.num_computed == 0 for s in self._waiting), "a waiting sequence holds pages"
         assert self._cache.num_leases == len(self._running), "a lease has no running sequence"
+        for sequence in self._running:
+            self._check_flights(sequence)
+
+    def _check_flights(self, sequence: Sequence) -> None:
+        """What is pending is drawn by a step in flight, and what is shared is neither pending nor being computed."""
+        num_drawn = num_computing = 0
+        for flight in self._flights:
+            for index, (_, lease) in enumerate(flight.rows):
+                if lease is sequence.lease:
+                    num_drawn += flight.plan.samples[index]
+                    num_computing += flight.plan.lengths[index]
+        assert sequence.num_pending == num_drawn, (sequence.num_pending, num_drawn)
+        assert sequence.lease is not None
+        num_done, num_shared = sequence.num_computed - num_computing, sequence.lease.num_committed
+        assert num_done <= len(sequence.tokens), "a token is computed that nobody knows"
+        assert num_shared * self._cache.page_size <= num_done, "a page is shared before it is computed"
 
     def _validate(self, request: Request) -> None:
         limits, sampling, num_prompt = self._limits, request.sampling, len(request.tokens)
@@ -272,29 +322,45 @@ class Scheduler:
     # ---- one step: what goes on
 
     def _continue_running(self, step: _Step) -> None:
-        ready = [s for s in self._running if not s.waits]
-        decoding = [s for s in ready if s.num_remaining == 1]
-        prefilling = [s for s in ready if s.num_remaining != 1]
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self._running:
+            remaining = sequence.num_remaining
+            if remaining == 0 or sequence.waits or sequence.is_drawn_out:
+                continue  # it waits, if only for an answer that is in flight
+            (decoding if remaining == 1 else prefilling).append(sequence)
         has_prefill = bool(prefilling or (self._waiting and self._free_slots))
         most = step.budget - max(1, step.budget // 4) if has_prefill else step.budget
         if len(decoding) > most:
             decoding = sorted(sorted(decoding, key=lambda s: s.last_step)[:most], key=running_rank)
-        for sequence in decoding + prefilling:
-            if sequence.slot == NO_SLOT:
+        self._give(step, decoding)
+        if step.chosen:
+            step.budget = min(step.budget, self._limits.mixed_prefill)
+        self._give(step, prefilling)
+
+    def _give(self, step: _Step, sequences: list[Sequence]) -> None:
+        """Let the sequences compute what they have left, in order, as far as budget and memory go."""
+        size = self._cache.page_size
+        for sequence in sequences:
+            lease = sequence.lease
+            if lease is None:
                 continue  # retracted for the sake of an earlier one
             count = min(sequence.num_remaining, step.budget)
-            if count and self._secure(sequence, count, step):
+            if count == 0:
+                return
+            if sequence.num_computed + count <= len(lease.pages) * size or self._secure(sequence, lease, count, step):
                 step.give(sequence, count)
 
-    def _secure(self, sequence: Sequence, count: int, step: _Step) -> bool:
+    def _secure(self, sequence: Sequence, lease: KVLease, count: int, step: _Step) -> bool:
         """Pages for `count` more tokens, if need be by retracting the youngest, which may be the sequence itself."""
-        lease = sequence.lease
-        assert lease is not None
         while not self._cache.grow(lease, sequence.num_computed + count):
             victim = self._running[-1]
-            if len(self._running) == 1 and not lease.duplicates:  # alone, it has used up the whole memory; with
-                self._finish(sequence, Finish("length"))  # duplicates it need only start again from the tree's pages
-                return False
+            if len(self._running) == 1:
+                if self._flights:
+                    return False  # what they answer may end it, or show its pages to be in the tree already
+                if not lease.duplicates:  # it has used up the whole memory; with duplicates it need only start again
+                    self._finish(sequence, Finish("length"))  # from the tree's pages
+                    return False
             step.withdraw(victim)
             self._retract(victim)
             if victim is sequence:
@@ -302,12 +368,15 @@ class Scheduler:
         return True
 
     def _retract(self, sequence: Sequence) -> None:
-        """Back to the queue. Its whole pages were committed as they were computed: they stay until they are evicted."""
+        """Back to the queue. Its whole pages were committed as they were answered: they stay until they are evicted.
+
+        Tokens that are pending for it are drawn again, and are the same.
+        """
         self._totals["retracted"] += 1
         self._lookahead = min(2 * self._lookahead + 1, MAX_LOOKAHEAD)
         self._leave(sequence)
         sequence.is_retracted = True
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_pending = 0
         self._enqueue(sequence)
 
     # ---- one step: who comes in
@@ -317,7 +386,7 @@ class Scheduler:
         if not self._waiting or not self._free_slots or not step.budget:
             return
         reserved = sum(self._num_reserved(s, s.lease) for s in self._running)
-        for sequence in list(self._order(self._waiting, self._started)):
+        for sequence in list(self._order(self._waiting, self._clock())):
             if not self._free_slots or not step.budget:
                 return
             if not self._is_ready(sequence):
@@ -369,7 +438,7 @@ class Scheduler:
         The look ahead doubles with each retraction and sinks by a token a step, so trouble with memory ends soon.
         """
         assert lease is not None
-        likely = min(len(sequence.tokens) + self._lookahead, sequence.max_length)
+        likely = min(len(sequence.tokens) + sequence.num_pending + self._lookahead, sequence.max_length)
         return max(0, self._cache.pages_for(likely) - len(lease.pages))
 
     def _finish_if_impossible(self, sequence: Sequence) -> bool:
@@ -394,21 +463,36 @@ class Scheduler:
     def _plan(self, step: _Step) -> StepPlan:
         self._step += 1
         plan = StepPlan(self._step, admissions=[self._admission(s) for s in step.admissions])
+        rows: list[tuple[Sequence, KVLease]] = []
         for sequence, count in step.chosen.items():
-            lease, start = sequence.lease, sequence.num_computed
+            lease, start, tokens = sequence.lease, sequence.num_computed, sequence.tokens
             assert lease is not None
-            if lease.copy is not None and (copy := self._cache.take_copy(lease)):
-                plan.copies.append(copy)
             end = start + count
+            may_sample = end == len(tokens) + sequence.num_pending and sequence.may_grow
+            rows.append((sequence, lease))
             plan.slots.append(sequence.slot)
             plan.starts.append(start)
             plan.lengths.append(count)
-            plan.samples.append(end == len(sequence.tokens) and sequence.may_grow)
-            plan.new_pages.append(lease.pages[sequence.num_sent_pages :])
-            plan.tokens.extend(sequence.tokens[start:end])
-            sequence.num_sent_pages = len(lease.pages)
+            plan.samples.append(may_sample)
+            if count > 1:
+                plan.tokens.extend(tokens[start:end])
+            else:
+                plan.tokens.append(tokens[start] if start < len(tokens) else ON_DEVICE)
+            if sequence.num_sent_pages < len(lease.pages):
+                self._send_pages(sequence, lease, plan)
+            sequence.num_computed = end
+            sequence.num_pending += may_sample
             sequence.last_step = self._step
+        self._flights.append(_Flight(plan, rows, self._clock()))
         return plan
+
+    def _send_pages(self, sequence: Sequence, lease: KVLease, plan: StepPlan) -> None:
+        """Tell the executor which pages the row has got since the last time."""
+        if lease.copy is not None and (copy := self._cache.take_copy(lease)):
+            plan.copies.append(copy)
+        first = sequence.num_sent_pages
+        plan.new_pages.extend((sequence.slot, place, lease.pages[place]) for place in range(first, len(lease.pages)))
+        sequence.num_sent_pages = len(lease.pages)
 
     def _admission(self, sequence: Sequence) -> Admission:
         return Admission(
@@ -422,24 +506,29 @@ class Scheduler:
 
     # ---- after a step
 
-    def _advance(self, sequence: Sequence, plan: StepPlan, result: StepResult, index: int) -> None:
-        sequence.collect_prompt_logprobs(plan.starts[index], result.prompt_logprobs[index])
-        sequence.num_computed += plan.lengths[index]
-        lease = sequence.lease
-        assert lease is not None
-        if sequence.num_computed // self._cache.page_size > lease.num_committed:
-            self._cache.commit(lease, sequence.tokens, sequence.num_computed)
+    def _advance(self, sequence: Sequence, lease: KVLease, plan: StepPlan, result: StepResult, index: int) -> None:
+        start = plan.starts[index]
+        end = start + plan.lengths[index]  # all tokens up to here are known, and now computed
+        if sequence.prompt_logprobs is not None:
+            sequence.collect_prompt_logprobs(start, result.prompt_logprobs[index])
+        if end // self._cache.page_size > lease.num_committed:
+            self._cache.commit(lease, sequence.tokens, end)
         if plan.samples[index]:
-            self._draw(sequence, result.tokens[index], result.logprobs[index])
-        elif sequence.num_remaining == 0:
+            sequence.accept(result.tokens[index])
+            self._totals["generation_tokens"] += 1
+            logprobs = result.logprobs[index]
+            self._deltas.append(sequence.delta([result.tokens[index]], [] if logprobs is None else [logprobs]))
+            if sequence.finish is not None:
+                self._remove(sequence)
+        elif end == sequence.max_length:
             self._finish(sequence, Finish("length"))  # nothing was to be drawn
 
-    def _draw(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
-        sequence.accept(token)
-        self._totals["generation_tokens"] += 1
-        self._deltas.append(sequence.delta([token], [] if logprobs is None else [logprobs]))
-        if sequence.finish is not None:
-            self._remove(sequence)
+    def _measure(self, flight: _Flight) -> None:
+        """A step begins when it is planned and the one before it is answered, whichever comes later."""
+        now, lengths = self._clock(), flight.plan.lengths
+        num_decode = lengths.count(1)
+        self._speed.record(now - max(flight.made, self._answered), sum(lengths) - num_decode, num_decode)
+        self._answered = now
 
     def _fail(self, sequence: Sequence, error: SgrayError) -> None:
         if sequence.lease is not None:

@@ -19,9 +19,11 @@ PREFIX_WAIT = "prefix"
 class Sequence:
     """The state of one request. It may be scheduled when `waits` is empty.
 
-    `tokens[:num_prompt]` is the prompt, the rest is generated; `[0, num_computed)` stand in the lease's pages. `seed`
-    and the index of a generated token fix its random draw. `number` and `arrival` (seconds) never change, so a
-    retracted sequence keeps its age. `num_uncached` estimates, while it waits, how many tokens it will have to compute.
+    `tokens[:num_prompt]` is the prompt, the rest is generated. `num_computed` counts what is planned: once the steps in
+    flight are done, `[0, num_computed)` stand in the lease's pages. `num_pending` tokens are drawn by those steps and
+    follow `tokens`; nobody here knows them yet. `seed` and the index of a generated token fix its random draw. `number`
+    and `arrival` (seconds) never change, so a retracted sequence keeps its age. `num_uncached` estimates, while it
+    waits, how many tokens it will have to compute.
     """
 
     request: Request
@@ -35,6 +37,7 @@ class Sequence:
     num_uncached: int = 0
     tokens: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_pending: int = 0
     lease: KVLease | None = None
     slot: int = NO_SLOT
     num_sent_pages: int = 0
@@ -59,18 +62,23 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        """Tokens drawn so far."""
+        """Known tokens beyond the prompt."""
         return len(self.tokens) - len(self.request.tokens)
 
     @property
     def num_remaining(self) -> int:
-        """Known tokens that are not computed: 1 for a sequence that decodes."""
-        return len(self.tokens) - self.num_computed
+        """Tokens, pending ones included, that no step has been planned for: 1 for a sequence that decodes."""
+        return len(self.tokens) + self.num_pending - self.num_computed
 
     @property
     def may_grow(self) -> bool:
-        """Whether another token may be drawn."""
-        return len(self.tokens) < self.max_length
+        """Whether another token may be drawn after those that are pending."""
+        return len(self.tokens) + self.num_pending < self.max_length
+
+    @property
+    def is_drawn_out(self) -> bool:
+        """Whether the last token that may be drawn is pending, so that nothing is left to compute."""
+        return self.num_pending > 0 and len(self.tokens) + self.num_pending >= self.max_length
 
     @property
     def max_cached(self) -> int:
@@ -85,11 +93,12 @@ class Sequence:
             self.prompt_logprobs += entries[len(self.prompt_logprobs) - start - 1 :]
 
     def accept(self, token: int) -> None:
-        """Append a drawn token, and finish if it ends the sequence."""
+        """Append the token drawn longest ago, and finish if it ends the sequence."""
+        self.num_pending -= 1
         self.tokens.append(token)
         if token in self.stop_ids and self.num_generated > self.request.sampling.min_new_tokens:
             self.finish = Finish("stop", matched=token)
-        elif not self.may_grow:
+        elif len(self.tokens) >= self.max_length:
             self.finish = Finish("length")
 
     def delta(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> Delta:

@@ -17,7 +17,7 @@ from torch import Tensor
 from sgray.layers.embedding import Embedding
 from sgray.layers.linear import LinearOp, Placement
 from sgray.layers.parameter import Parameter, Piece
-from sgray.layers.quant.unquantized import matrix_product
+from sgray.layers.quant.unquantized import MakeProduct, matrix_product
 from sgray.parallel.mesh import Whole
 
 # So many of a row's best scores are exact. Rounding moves a score by one part in 512, so few can have changed places.
@@ -28,9 +28,17 @@ class OutputHead:
     """Scores by a matrix of its own, or by the embedding's where the two are tied."""
 
     def __init__(
-        self, embedding: Embedding, vocab_size: int, hidden_size: int, placement: Placement, *, tied: bool
+        self,
+        embedding: Embedding,
+        vocab_size: int,
+        hidden_size: int,
+        placement: Placement,
+        make_product: MakeProduct = matrix_product,
+        *,
+        tied: bool,
     ) -> None:
         self._embedding = embedding
+        self._make_product = make_product
         self._own: Parameter | None = None
         if not tied:
             piece = Piece((vocab_size, hidden_size), Whole())
@@ -46,16 +54,21 @@ class OutputHead:
     def finish(self) -> None:
         """Call once, when every parameter is filled."""
         weight = self._embedding.weight if self._own is None else self._own.data
-        self._product = matrix_product(weight)
+        self._product = self._make_product(weight, None)
         self._rows_VI = None if weight.dtype == torch.float32 else weight
         self._own = None
 
+    @property
+    def product(self) -> LinearOp:
+        """The product with the matrix."""
+        assert self._product is not None, "finish() comes first"
+        return self._product
+
     def __call__(self, x_RI: Tensor) -> Tensor:
         """Float32 scores (R, V) for float32 hidden states."""
-        assert self._product is not None, "finish() comes first"
         if self._rows_VI is None:
-            return self._product(x_RI)
-        rounded = self._product(x_RI.to(self._rows_VI.dtype))
+            return self.product(x_RI)
+        rounded = self.product(x_RI.to(self._rows_VI.dtype))
         return _sharpen(rounded, x_RI, self._rows_VI)
 
 

@@ -42,8 +42,8 @@ class Residual(Protocol):
         """The sum itself, (T, I), float32."""
         ...
 
-    def scores(self, norm: RMSNorm, head: OutputHead) -> Tensor:
-        """The head's float32 scores over the vocabulary, (T, V)."""
+    def scores(self, norm: RMSNorm, head: OutputHead, room_TV: Tensor | None = None) -> Tensor:
+        """The head's float32 scores over the vocabulary, (T, V); in `room_TV` if that is given and of use."""
         ...
 
 
@@ -73,5 +73,5 @@ class TorchResidual:
     def value(self) -> Tensor:
         return self._x
 
-    def scores(self, norm: RMSNorm, head: OutputHead) -> Tensor:
+    def scores(self, norm: RMSNorm, head: OutputHead, room_TV: Tensor | None = None) -> Tensor:
         return head(norm.exact(self._x))

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from sgray.layers.attention import Attention, AttentionShape, AttentionStep
+from sgray.layers.compute import Compute
 from sgray.layers.embedding import Embedding
 from sgray.layers.head import OutputHead
 from sgray.layers.linear import Linear, LinearMethod, Placement
 from sgray.layers.mlp import GatedMLP
 from sgray.layers.norm import QueryKeyNorm, RMSNorm
 from sgray.layers.parameter import Parameter
-from sgray.layers.residual import MakeResidual, Residual, TorchResidual
+from sgray.layers.residual import Residual
 from sgray.layers.rope import Rope
 from sgray.models.spec import ModelSpec
 
@@ -68,15 +69,18 @@ class Decoder:
         spec: ModelSpec,
         placement: Placement,
         method: LinearMethod,
-        residual: MakeResidual = TorchResidual,
+        compute: Compute | None = None,
     ) -> None:
+        compute = compute or Compute()
         self.spec = spec
-        self._residual = residual
+        self._residual = compute.residual
         self.rope = Rope(spec.head_dim, spec.rope, placement.dtype, placement.device)
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size, placement)
         self.layers = [DecoderLayer(spec, layer, placement, method) for layer in range(spec.num_layers)]
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, placement)
-        self.head = OutputHead(self.embedding, spec.vocab_size, spec.hidden_size, placement, tied=spec.is_tied)
+        self.head = OutputHead(
+            self.embedding, spec.vocab_size, spec.hidden_size, placement, compute.product, tied=spec.is_tied
+        )
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Every tensor that the checkpoint must fill, by our name."""
@@ -97,9 +101,9 @@ class Decoder:
             layer(x, step)
         return x
 
-    def logits(self, hidden: Residual) -> Tensor:
-        """Float32 scores over the vocabulary for rows of what `run` gave."""
-        return hidden.scores(self.norm, self.head)
+    def logits(self, hidden: Residual, room_RV: Tensor | None = None) -> Tensor:
+        """Float32 scores over the vocabulary for rows of what `run` gave; in `room_RV` if that is of use."""
+        return hidden.scores(self.norm, self.head, room_RV)
 
     def _parts(self) -> Iterator[tuple[str, Part]]:
         yield "embedding", self.embedding

@@ -109,12 +109,15 @@ class Dispatcher:
                 member.link.submit(request, stream.put)
                 error: SgrayError | None = None
                 while error is None:
-                    delta = await stream.get()
+                    if not stream.has_any:
+                        await stream.arrival()
+                    delta = stream.take()
                     if delta.finish is not None and delta.finish.error is not None:
                         error = _as_error(delta.finish.error)
                         break
-                    assert self._router is not None
-                    self._router.start(ticket, delta.cached_tokens or 0)
+                    if not ticket.has_started:
+                        assert self._router is not None
+                        self._router.start(ticket, delta.cached_tokens or 0)
                     yield delta
                     if delta.finish is not None:
                         return
@@ -264,20 +267,33 @@ class _Stream:
 
     def __init__(self) -> None:
         self._waiting: list[Delta] = []
-        self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def has_any(self) -> bool:
+        """Whether `take` has something to give."""
+        return bool(self._waiting)
 
     def put(self, delta: Delta) -> None:
+        """Called by the link."""
         self._waiting.append(delta)
-        self._arrived.set()
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # it is done where the reader was cancelled
+            reader.set_result(None)
 
-    async def get(self) -> Delta:
+    def arrival(self) -> asyncio.Future[None]:
+        """Done with the next delta. For one reader; a bare future, since this is paid for every token."""
+        self._reader = self._loop.create_future()
+        return self._reader
+
+    def take(self) -> Delta:
         """What has arrived since the last call, as one delta; a failure alone, after what came before it."""
-        await self._arrived.wait()
+        if len(self._waiting) == 1:
+            return self._waiting.pop()
         failed = [delta for delta in self._waiting if delta.finish is not None and delta.finish.error is not None]
         good = self._waiting[: len(self._waiting) - len(failed)]
         self._waiting = failed if good else []
-        if not self._waiting:
-            self._arrived.clear()
         return merge_deltas(good) if good else failed[0]
 
 

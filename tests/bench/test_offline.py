@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
 from sgray.bench.drive import request_ids, run_batch
-from sgray.bench.offline import run_workloads
+from sgray.bench.offline import add_flags, run_workloads, throughput_config
 from sgray.bench.workloads import Workload
 from sgray.cli import main
 from sgray.config import Config
@@ -70,3 +71,36 @@ def test_the_command_writes_the_named_workloads(
 def test_an_unknown_workload_is_told_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "offline", "--only", "nope", "--model-path", "./no/such/model"]) == 1
     assert "unknown workload 'nope'" in capsys.readouterr().err
+
+
+def test_shapes_alone_are_enough_with_dummy_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 256,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "max_position_embeddings": 512,
+        "eos_token_id": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    argv = ["bench", "offline", "--scale", "cpu", "--model", str(tmp_path), "--load-format", "dummy", "--no-compare"]
+    assert main([*argv, "--only", "bs16_isl1024_osl257", "--repeat", "1", "--max-total-tokens", "1024"]) == 0
+    assert "bs16_isl1024_osl257" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        (["--chunked-prefill-size", "96"], 96),
+        (["--chunked-prefill-size", "96", "--mixed-prefill-size", "32"], 32),
+    ],
+)
+def test_steps_that_decode_prefill_as_much_as_others_unless_a_flag_says_less(flags: list[str], size: int) -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    assert throughput_config(parser.parse_args(["--scale", "cpu", *flags])).schedule.mixed_prefill_size == size

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from sgray.bench.offline import warm_ups
 from sgray.bench.workloads import CPU_FACTOR, Workload, offline_workloads, select
 from sgray.errors import ConfigError
 
@@ -72,3 +73,24 @@ def test_scaling_divides_counts_and_lengths_and_leaves_nothing_at_zero() -> None
 def test_an_unknown_workload_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown workload 'bs2'.*bs1_isl1024_osl1"):
         select("bs1_isl1024_osl1,bs2", 1)
+
+
+def test_a_gpu_run_draws_the_prompts_that_the_peers_had() -> None:
+    """Their draw, written down again: one stream of numbers for the warm-up and for every workload after it."""
+    ours, theirs = random.Random(0), random.Random(0)
+
+    def ids(count: int) -> list[int]:
+        return [theirs.randrange(1000, 120_000) for _ in range(count)]
+
+    assert [warm.prompts(ours, 128_256) for warm in warm_ups("cuda")] == [
+        [ids(512) for _ in range(64)],
+        [ids(512)],
+    ]
+    workloads = offline_workloads()
+    assert workloads["bs16_isl1024_osl257"].prompts(ours, 128_256) == [ids(1024) for _ in range(16)]
+    prefixes = [ids(4096) for _ in range(32)]
+    shared = [prefix + ids(128) for prefix in prefixes for _ in range(32)]
+    expected = theirs.sample(shared, len(shared))
+    assert workloads["shared_32x32_p4096_u128_osl128"].prompts(ours, 128_256) == expected
+    prefix = ids(8192)
+    assert workloads["shared_1x256_p8192_u128_osl257"].prompts(ours, 128_256) == [prefix + ids(128) for _ in range(256)]

@@ -13,7 +13,7 @@ from fake_model import VOCAB_SIZE, FakeExecutor, solo
 from sgray.config import Config
 from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
-from sgray.engine.plan import StepPlan, StepResult
+from sgray.engine.plan import StepResult
 from sgray.protocol import Delta, EngineInfo, Request, SamplingParams, StepReport
 
 INFO = EngineInfo("fake", "/", "Fake", "float32", "cpu", VOCAB_SIZE, 4096, (), 4, 512, 4)
@@ -26,23 +26,23 @@ def request(id: str, tokens: list[int], count: int = 5) -> Request:
 class GatedExecutor(FakeExecutor):
     """Steps only while its gate is open, and tells when one has begun."""
 
-    def __init__(self) -> None:
-        super().__init__(INFO.num_pages, INFO.page_size)
+    def __init__(self, depth: int) -> None:
+        super().__init__(INFO.num_pages, INFO.page_size, depth=depth)
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def collect(self) -> StepResult:
         self.entered.set()
         assert self.gate.wait(10)
-        return super().execute(plan)
+        return super().collect()
 
 
 class Client:
     """A loop with what it published."""
 
-    def __init__(self, **config: dict[str, object]) -> None:
-        self.executor = GatedExecutor()
+    def __init__(self, *, depth: int = 0, **config: dict[str, object]) -> None:
+        self.executor = GatedExecutor(depth)
         self.engine = Engine(self.executor, INFO, Config.parse(config))
         self.deltas: list[Delta] = []
         self.reports: list[StepReport] = []
@@ -77,9 +77,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
         time.sleep(0.001)
 
 
-@pytest.fixture
-def client() -> Iterator[Client]:
-    client = Client()
+@pytest.fixture(params=[0, 1])
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    client = Client(depth=request.param)
     client.loop.start()
     yield client
     client.executor.gate.set()
@@ -224,13 +224,15 @@ def test_a_publisher_that_fails_does_not_end_the_loop(client: Client, caplog: py
     assert "could not be published" in caplog.text and client.tokens("a") == solo([1], 5)
 
 
-def test_stopping_ends_the_thread_and_answers_what_is_unfinished() -> None:
-    client = Client()
+@pytest.mark.parametrize("depth", [0, 1])
+def test_stopping_ends_the_thread_and_answers_what_is_unfinished(depth: int) -> None:
+    client = Client(depth=depth)
     client.loop.start()
     client.loop.submit(request("a", [1], 4000))
     wait_until(lambda: bool(client.tokens("a")))
     client.loop.stop()
     assert client.finish("a") == "error" and not client.loop.health().alive
+    assert not client.executor.submitted, "what was in flight is dropped"
     client.loop.submit(request("late", [1]))
     client.loop.abort("late")
     errors = [delta.finish.error for delta in client.deltas if delta.finish and delta.finish.error]

@@ -106,7 +106,8 @@ def test_cached_is_uncached(driver: Driver, num_cached: int) -> None:
     driver.next_page += len(fresh)
     reader.pages = donor.pages[:whole] + fresh
     copies = [(donor.pages[whole], fresh[0])] if rest else []
-    driver.step([(reader, len(prompt) - num_cached)], copies=copies, new_pages=[list(reader.pages)])
+    pages = [(reader.slot, place, page) for place, page in enumerate(reader.pages)]
+    driver.step([(reader, len(prompt) - num_cached)], copies=copies, new_pages=pages)
     assert driver.generate([reader], 10) == [expected]
 
 
@@ -176,7 +177,8 @@ def test_a_sequence_that_does_not_sample_gives_no_token(driver: Driver) -> None:
 
 
 def test_an_empty_plan_only_prepares(driver: Driver) -> None:
-    result = driver.executor.execute(StepPlan(step=7, copies=[(0, 1)]))
+    driver.executor.submit(StepPlan(step=7, copies=[(0, 1)]))
+    result = driver.executor.collect()
     assert (result.step, result.tokens, result.logprobs, result.prompt_logprobs) == (7, [], [], [])
 
 

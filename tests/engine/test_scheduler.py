@@ -9,6 +9,8 @@ from sgray.engine.plan import StepPlan
 from sgray.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
 from sgray.protocol import Finish, SamplingParams, TokenLogprobs
 
+at_both_depths = pytest.mark.parametrize("depth", [0, 1])
+
 
 def prompt(seed: int, length: int) -> list[int]:
     return [mix(seed, position) % VOCAB_SIZE for position in range(length)]
@@ -31,26 +33,29 @@ def bound(max_running: int, budget: int) -> int:
 # ---- equalities
 
 
+@at_both_depths
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("budget", [2, 7, 64, 1000])
-def test_chunked_equals_whole(page_size: int, budget: int) -> None:
-    rig = Rig(page_size=page_size, budget=budget)
+def test_chunked_equals_whole(page_size: int, budget: int, depth: int) -> None:
+    rig = Rig(depth=depth, page_size=page_size, budget=budget)
     assert rig.generate("a", prompt(1, 90), max_new_tokens=10).tokens == solo(prompt(1, 90), 10)
     assert rig.executor.num_computed == 99
 
 
+@at_both_depths
 @pytest.mark.parametrize("disabled", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_cached_equals_uncached(page_size: int, disabled: bool) -> None:
-    rig = Rig(page_size=page_size, disabled=disabled)
+def test_cached_equals_uncached(page_size: int, disabled: bool, depth: int) -> None:
+    rig = Rig(depth=depth, page_size=page_size, disabled=disabled)
     first = rig.generate("a", prompt(1, 90), max_new_tokens=10)
     second = rig.generate("b", prompt(1, 90), max_new_tokens=10)
     assert first.tokens == second.tokens == solo(prompt(1, 90), 10)
     assert (first.cached, second.cached) == (0, 0 if disabled else 89)
 
 
-def test_batched_equals_alone() -> None:
-    rig = Rig(budget=50)
+@at_both_depths
+def test_batched_equals_alone(depth: int) -> None:
+    rig = Rig(depth=depth, budget=50)
     for number in range(20):
         rig.add(f"{number}", prompt(number % 5, 10 + 7 * number), max_new_tokens=5 + number)
     rig.run()
@@ -84,8 +89,9 @@ def test_seeds_are_drawn_for_requests_without_one_and_can_be_fixed() -> None:
 # ---- cache hits and sharing
 
 
-def test_pub_099_the_answer_can_be_hit_but_for_its_last_token() -> None:
-    rig = Rig(page_size=1)
+@at_both_depths
+def test_pub_099_the_answer_can_be_hit_but_for_its_last_token(depth: int) -> None:
+    rig = Rig(depth=depth, page_size=1)
     text = prompt(1, 200)
     outputs = [rig.generate(f"{n}", text, max_new_tokens=20) for n in range(3)]
     assert len({tuple(output.tokens) for output in outputs}) == 1
@@ -95,9 +101,10 @@ def test_pub_099_the_answer_can_be_hit_but_for_its_last_token() -> None:
     assert turn.tokens == solo([*text, *outputs[0].tokens, *prompt(2, 10)], 5)
 
 
+@at_both_depths
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_pub_100_sixteen_at_once_equal_one_alone_and_compute_their_prompt_once(page_size: int) -> None:
-    rig = Rig(page_size=page_size, num_pages=4096 // page_size, max_running=16, budget=128)
+def test_pub_100_sixteen_at_once_equal_one_alone_and_compute_their_prompt_once(page_size: int, depth: int) -> None:
+    rig = Rig(depth=depth, page_size=page_size, num_pages=4096 // page_size, max_running=16, budget=128)
     text = prompt(1, 300)
     for number in range(16):
         rig.add(f"{number}", text, max_new_tokens=40)
@@ -115,8 +122,9 @@ def test_pub_100_sixteen_at_once_equal_one_alone_and_compute_their_prompt_once(p
     assert rig.cache.num_leased == 0
 
 
-def test_a_long_shared_prefix_is_waited_for_and_others_pass_meanwhile() -> None:
-    rig = Rig(page_size=4, budget=16)
+@at_both_depths
+def test_a_long_shared_prefix_is_waited_for_and_others_pass_meanwhile(depth: int) -> None:
+    rig = Rig(depth=depth, page_size=4, budget=16)
     rig.add("first", prompt(1, 100), max_new_tokens=2)
     rig.step()
     rig.add("sibling", [*prompt(1, 80), 5], max_new_tokens=2)
@@ -129,9 +137,10 @@ def test_a_long_shared_prefix_is_waited_for_and_others_pass_meanwhile() -> None:
     assert rig.outputs["sibling"].tokens == solo([*prompt(1, 80), 5], 2)
 
 
+@at_both_depths
 @pytest.mark.parametrize("end", ["abort", "error"])
-def test_siblings_go_on_when_the_one_they_wait_for_is_lost(end: str) -> None:
-    rig = Rig(page_size=4, budget=16)
+def test_siblings_go_on_when_the_one_they_wait_for_is_lost(end: str, depth: int) -> None:
+    rig = Rig(depth=depth, page_size=4, budget=16)
     for number in range(4):
         rig.add(f"{number}", prompt(1, 100), max_new_tokens=3)
     rig.step()
@@ -237,6 +246,16 @@ def test_one_step_holds_chunks_of_several_prompts_and_the_oldest_goes_first() ->
     assert [plan.lengths for plan in plans if plan] == [[50, 14], [36, 28], [22]]
 
 
+def test_beside_decoding_sequences_a_step_computes_only_so_much_of_prompts() -> None:
+    rig = Rig(budget=64, mixed=10)
+    for number in range(2):
+        rig.add(f"{number}", prompt(number, 50), max_new_tokens=20)
+    assert [plan.lengths for plan in (rig.step(), rig.step()) if plan] == [[50, 14], [1, 10]]
+    rig.add("late", prompt(3, 50), max_new_tokens=1)
+    lengths = [plan.lengths for plan in (rig.step() for _ in range(8)) if plan]
+    assert lengths == [[1, 10], [1, 10], [1, 6, 4], [1, 1, 10], [1, 1, 10], [1, 1, 10], [1, 1, 10], [1, 1, 6]]
+
+
 def test_a_place_that_becomes_free_is_filled_in_the_next_step() -> None:
     rig = Rig(max_running=1)
     for number in range(3):
@@ -281,8 +300,9 @@ def test_a_large_prompt_at_the_head_is_not_overtaken_for_want_of_memory() -> Non
 # ---- memory
 
 
-def test_pub_104_retracted_equals_undisturbed() -> None:
-    rig = Rig(num_pages=150, page_size=4, budget=256)  # 600 tokens; together they need 1050
+@at_both_depths
+def test_pub_104_retracted_equals_undisturbed(depth: int) -> None:
+    rig = Rig(depth=depth, num_pages=150, page_size=4, budget=256)  # 600 tokens; together they need 1050
     for number in range(3):
         rig.add(f"{number}", prompt(number, 50), max_new_tokens=300, logprobs=0, ignore_eos=True)
     rig.run()
@@ -296,9 +316,10 @@ def test_pub_104_retracted_equals_undisturbed() -> None:
     assert rig.executor.num_computed < 1.5 * 1050, "what was computed before a retraction is mostly found again"
 
 
+@at_both_depths
 @pytest.mark.parametrize("lookahead", [0, 64])
-def test_retraction_does_not_thrash(lookahead: int) -> None:
-    rig = Rig(num_pages=400, page_size=1, budget=64, max_running=8, lookahead=lookahead)
+def test_retraction_does_not_thrash(lookahead: int, depth: int) -> None:
+    rig = Rig(depth=depth, num_pages=400, page_size=1, budget=64, max_running=8, lookahead=lookahead)
     for number in range(8):
         rig.add(f"{number}", prompt(number, 10), max_new_tokens=190)
     rig.run()
@@ -307,8 +328,9 @@ def test_retraction_does_not_thrash(lookahead: int) -> None:
     assert rig.executor.num_computed < 2 * 8 * 200
 
 
-def test_the_retracted_one_is_the_youngest_and_comes_back_before_those_who_wait_past_a_full_queue() -> None:
-    rig = Rig(num_pages=40, page_size=4, budget=256, max_running=2, max_queued=2, lookahead=0)
+@at_both_depths
+def test_the_retracted_one_is_the_youngest_and_comes_back_before_those_who_wait_past_a_full_queue(depth: int) -> None:
+    rig = Rig(depth=depth, num_pages=40, page_size=4, budget=256, max_running=2, max_queued=2, lookahead=0)
     rig.add("old", prompt(1, 60), max_new_tokens=90)
     rig.add("young", prompt(2, 60), max_new_tokens=40)
     rig.step()
@@ -327,8 +349,9 @@ def test_the_retracted_one_is_the_youngest_and_comes_back_before_those_who_wait_
     assert rig.outputs["w2"].finish == Finish("length")
 
 
-def test_pub_105_a_request_that_uses_up_the_memory_alone_ends_by_length_and_the_next_one_runs() -> None:
-    rig = Rig(num_pages=50, page_size=4)
+@at_both_depths
+def test_pub_105_a_request_that_uses_up_the_memory_alone_ends_by_length_and_the_next_one_runs(depth: int) -> None:
+    rig = Rig(depth=depth, num_pages=50, page_size=4)
     output = rig.generate("a", prompt(1, 50), max_new_tokens=1000, ignore_eos=True)
     assert output.finish == Finish("length")
     assert output.tokens == solo(prompt(1, 50), 151), "every page is used, and one token needs none"
@@ -343,23 +366,26 @@ def test_pub_066_impossible_prompts_are_refused_and_long_answers_end() -> None:
     assert len(rig.generate("c", prompt(3, 10), max_new_tokens=5).tokens) == 5
 
 
+@at_both_depths
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_a_prompt_as_large_as_the_memory_gives_one_token(page_size: int) -> None:
-    rig = Rig(num_pages=64 // page_size, page_size=page_size)
+def test_a_prompt_as_large_as_the_memory_gives_one_token(page_size: int, depth: int) -> None:
+    rig = Rig(depth=depth, num_pages=64 // page_size, page_size=page_size)
     for name in ("cold", "warm"):
         output = rig.generate(name, prompt(1, 64), max_new_tokens=9)
         assert output.tokens == solo(prompt(1, 64), 1) and output.finish == Finish("length")
 
 
-def test_a_copy_that_would_hold_too_much_does_not_block_a_large_prompt() -> None:
-    rig = Rig(num_pages=8, page_size=4)
+@at_both_depths
+def test_a_copy_that_would_hold_too_much_does_not_block_a_large_prompt(depth: int) -> None:
+    rig = Rig(depth=depth, num_pages=8, page_size=4)
     rig.generate("a", prompt(1, 32), max_new_tokens=1)
     text = [*prompt(1, 6), *prompt(2, 26)]
     assert rig.generate("b", text, max_new_tokens=1).tokens == solo(text, 1)
 
 
-def test_a_sequence_with_pages_of_its_own_beside_equal_ones_can_still_use_the_whole_memory() -> None:
-    rig = Rig(num_pages=9, page_size=4, lookahead=0)
+@at_both_depths
+def test_a_sequence_with_pages_of_its_own_beside_equal_ones_can_still_use_the_whole_memory(depth: int) -> None:
+    rig = Rig(depth=depth, num_pages=9, page_size=4, lookahead=0)
     rig.generate("a", prompt(1, 16), max_new_tokens=1)
     output = rig.generate("b", prompt(1, 16), max_new_tokens=100)  # its last page is a copy, and then a duplicate
     assert output.tokens == solo(prompt(1, 16), 36 - 16 + 1)
@@ -399,8 +425,9 @@ def test_whoever_waits_is_passed_by_and_runs_when_nothing_is_waited_for() -> Non
 # ---- aborts
 
 
-def test_pub_092_an_abort_in_the_queue_ends_at_once_and_disturbs_nobody() -> None:
-    rig = Rig(max_running=1)
+@at_both_depths
+def test_pub_092_an_abort_in_the_queue_ends_at_once_and_disturbs_nobody(depth: int) -> None:
+    rig = Rig(depth=depth, max_running=1)
     rig.add("a", prompt(1, 20), max_new_tokens=30)
     rig.step()
     rig.add("b", prompt(2, 20), max_new_tokens=30)
@@ -417,9 +444,10 @@ def test_pub_092_an_abort_in_the_queue_ends_at_once_and_disturbs_nobody() -> Non
     assert rig.scheduler.load().aborted == 1
 
 
+@at_both_depths
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_pub_093_aborts_in_the_middle_of_a_prefill_lose_nothing(page_size: int) -> None:
-    rig = Rig(num_pages=8192 // page_size, page_size=page_size, budget=128, checks=False)
+def test_pub_093_aborts_in_the_middle_of_a_prefill_lose_nothing(page_size: int, depth: int) -> None:
+    rig = Rig(depth=depth, num_pages=8192 // page_size, page_size=page_size, budget=128, checks=False)
     for number in range(100):
         rig.add(f"{number}", prompt(number % 7, 6000), max_new_tokens=10)
         for _ in range(1 + number % 5):
@@ -440,7 +468,9 @@ def test_an_abort_between_plan_and_result_is_kept() -> None:
     plan = rig.scheduler.schedule()
     assert plan is not None
     rig.abort("a")
-    rig.take(rig.scheduler.update(plan, rig.executor.execute(plan)))
+    rig.executor.submit(plan)
+    rig.scheduler.update(rig.executor.collect())
+    rig.take(rig.scheduler.drain())
     assert rig.outputs["a"].tokens == []
     rig.run()
     assert rig.outputs["b"].tokens == solo(prompt(2, 10), 5)
@@ -452,8 +482,9 @@ def test_an_abort_between_plan_and_result_is_kept() -> None:
 FORCE_2 = {"logit_bias": {2: 100.0}}
 
 
-def test_an_end_id_stops_and_is_in_the_tokens() -> None:
-    output = Rig(end_ids=(2,)).generate("a", [1], max_new_tokens=5, **FORCE_2)
+@at_both_depths
+def test_an_end_id_stops_and_is_in_the_tokens(depth: int) -> None:
+    output = Rig(depth=depth, end_ids=(2,)).generate("a", [1], max_new_tokens=5, **FORCE_2)
     assert (output.tokens, output.finish) == ([2], Finish("stop", matched=2))
 
 
@@ -463,8 +494,11 @@ def test_pub_047_ignore_eos_covers_every_end_id(end_ids: tuple[int, ...]) -> Non
     assert (output.tokens, output.finish) == ([2] * 5, Finish("length"))
 
 
-def test_pub_048_three_ordinary_tokens_come_before_an_end() -> None:
-    output = Rig(end_ids=(0, 2)).generate("a", [1], min_new_tokens=3, max_new_tokens=10, logit_bias={0: 100.0, 2: 90.0})
+@at_both_depths
+def test_pub_048_three_ordinary_tokens_come_before_an_end(depth: int) -> None:
+    output = Rig(depth=depth, end_ids=(0, 2)).generate(
+        "a", [1], min_new_tokens=3, max_new_tokens=10, logit_bias={0: 100.0, 2: 90.0}
+    )
     assert len(output.tokens) == 4 and not {0, 2}.intersection(output.tokens[:3])
     assert output.finish == Finish("stop", matched=0)
 
@@ -474,31 +508,37 @@ def test_a_stop_token_id_stops_also_with_ignore_eos() -> None:
     assert (output.tokens, output.finish) == ([2], Finish("stop", matched=2))
 
 
-def test_no_tokens_asked_for_means_nothing_to_compute() -> None:
-    rig = Rig()
+@at_both_depths
+def test_no_tokens_asked_for_means_nothing_to_compute(depth: int) -> None:
+    rig = Rig(depth=depth)
     output = rig.generate("a", prompt(1, 30), max_new_tokens=0)
     assert (output.tokens, output.finish, output.cached) == ([], Finish("length"), 0)
     assert rig.executor.num_computed == 0
 
 
-def test_the_context_may_be_filled_to_its_end() -> None:
-    output = Rig(context=20).generate("a", prompt(1, 15), max_new_tokens=5)
+@at_both_depths
+def test_the_context_may_be_filled_to_its_end(depth: int) -> None:
+    output = Rig(depth=depth, context=20).generate("a", prompt(1, 15), max_new_tokens=5)
     assert (len(output.tokens), output.finish) == (5, Finish("length"))
 
 
 # ---- logprobs
 
 
-def test_logprobs_come_with_each_token() -> None:
-    output = Rig().generate("a", [1, 2], max_new_tokens=5, logprobs=2)
+@at_both_depths
+def test_logprobs_come_with_each_token(depth: int) -> None:
+    output = Rig(depth=depth).generate("a", [1, 2], max_new_tokens=5, logprobs=2)
     assert len(output.logprobs) == 5
-    assert Rig().generate("a", [1, 2], max_new_tokens=5).logprobs == []
+    assert Rig(depth=depth).generate("a", [1, 2], max_new_tokens=5).logprobs == []
 
 
+@at_both_depths
 @pytest.mark.parametrize("budget", [7, 64, 1000])
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_pub_049_050_prompt_logprobs_are_whole_whatever_is_cached_or_chunked(budget: int, count: int) -> None:
-    rig = Rig(budget=budget)
+def test_pub_049_050_prompt_logprobs_are_whole_whatever_is_cached_or_chunked(
+    budget: int, count: int, depth: int
+) -> None:
+    rig = Rig(depth=depth, budget=budget)
     text = prompt(1, 90)
     rig.generate("longer", [*prompt(1, 60), *prompt(2, 60)], max_new_tokens=1)
     for name in ("a", "b"):
@@ -509,8 +549,9 @@ def test_pub_049_050_prompt_logprobs_are_whole_whatever_is_cached_or_chunked(bud
     assert rig.generate("c", text, max_new_tokens=1).cached == hit, "what was computed for them can be hit"
 
 
-def test_prompt_logprobs_survive_a_retraction() -> None:
-    rig = Rig(num_pages=21, page_size=4, budget=8, lookahead=0)
+@at_both_depths
+def test_prompt_logprobs_survive_a_retraction(depth: int) -> None:
+    rig = Rig(depth=depth, num_pages=21, page_size=4, budget=8, lookahead=0)
     rig.add("old", prompt(1, 8), max_new_tokens=70)
     while rig.scheduler.load().resident_tokens < 46:
         rig.step()
@@ -603,8 +644,9 @@ def test_an_id_in_work_is_refused_and_can_be_used_again_later() -> None:
 # ---- failures
 
 
-def test_a_sequence_that_fails_ends_alone_and_its_pages_are_not_shared() -> None:
-    rig = Rig(budget=30)
+@at_both_depths
+def test_a_sequence_that_fails_ends_alone_and_its_pages_are_not_shared(depth: int) -> None:
+    rig = Rig(depth=depth, budget=30)
     bad = [*prompt(1, 40), 999]
     rig.executor.bad_tokens = {999}
     rig.add("good", [t for t in prompt(2, 40) if t != 999], max_new_tokens=5)
@@ -626,8 +668,9 @@ def test_a_step_that_fails_ends_the_sequences_in_it_only() -> None:
     rig = Rig(max_running=1)
     rig.add("a", prompt(1, 10), max_new_tokens=5)
     rig.add("b", prompt(2, 10), max_new_tokens=5)
-    assert rig.scheduler.schedule() is not None
-    rig.scheduler.fail(EngineError("lost"))
+    plan = rig.scheduler.schedule()
+    assert plan is not None
+    rig.scheduler.fail(EngineError("lost"), plan.step)
     rig.take(rig.scheduler.drain())
     assert rig.outputs["a"].finish is not None and rig.outputs["a"].finish.reason == "error"
     rig.run()
@@ -649,7 +692,12 @@ def test_all_can_be_failed() -> None:
 
 
 def plan_facts(plan: StepPlan) -> list[tuple[int, int, bool, int]]:
-    return [(plan.starts[i], plan.lengths[i], plan.samples[i], len(plan.new_pages[i])) for i in range(len(plan.slots))]
+    """Of each sequence: where it starts, how much it computes, whether it draws, how many pages are new."""
+    owners = [slot for slot, _, _ in plan.new_pages]
+    return [
+        (start, length, samples, owners.count(slot))
+        for slot, start, length, samples in zip(plan.slots, plan.starts, plan.lengths, plan.samples, strict=True)
+    ]
 
 
 def test_plans_tell_differences() -> None:
@@ -671,7 +719,7 @@ def test_a_hit_inside_a_page_is_in_the_plan_as_a_copy() -> None:
     plan = rig.step()
     assert plan is not None and len(plan.copies) == 1
     assert plan_facts(plan) == [(10, 3, True, 4)]
-    assert plan.copies[0][1] == plan.new_pages[0][2]
+    assert plan.new_pages[2] == (plan.slots[0], 2, plan.copies[0][1])
 
 
 def test_the_load_counts_what_there_is() -> None:
@@ -708,9 +756,10 @@ def test_speeds_are_measured_with_the_clock_that_was_handed_in() -> None:
     for seconds in (0.5, 0.1, 0.1):
         plan = rig.scheduler.schedule()
         assert plan is not None
-        result = rig.executor.execute(plan)
+        rig.executor.submit(plan)
         rig.now += seconds
-        rig.take(rig.scheduler.update(plan, result))
+        rig.scheduler.update(rig.executor.collect())
+        rig.take(rig.scheduler.drain())
     load = rig.scheduler.load()
     assert (load.prefill_tokens_per_s, load.decode_step_s, load.last_step_s) == pytest.approx((64, 0.1, 0.1))
 

@@ -23,6 +23,12 @@ def sequence(prompt: list[int], *, ends: tuple[int, ...] = (), **sampling: objec
     )
 
 
+def draw(it: Sequence, token: int) -> None:
+    """A step that draws is planned, and answered."""
+    it.num_pending += 1
+    it.accept(token)
+
+
 def entries(*values: float) -> list[TokenLogprobs]:
     return [TokenLogprobs(value) for value in values]
 
@@ -31,40 +37,52 @@ def test_counts_follow_the_tokens() -> None:
     it = sequence([5, 6, 7], max_new_tokens=2)
     assert (it.num_prompt, it.num_generated, it.num_remaining) == (3, 0, 3)
     it.num_computed = 3
-    it.accept(9)
+    draw(it, 9)
     assert (it.num_prompt, it.num_generated, it.num_remaining, it.finish) == (3, 1, 1, None)
-    it.accept(9)
+    draw(it, 9)
     assert it.finish == Finish("length")
+
+
+def test_a_pending_token_counts_as_one_to_compute_and_as_one_drawn() -> None:
+    it = sequence([5, 6, 7], max_new_tokens=3)
+    it.num_computed, it.num_pending = 3, 1
+    assert (it.num_generated, it.num_remaining, it.may_grow) == (0, 1, True)
+    it.num_computed, it.num_pending = 4, 2
+    assert (it.num_generated, it.num_remaining) == (0, 1)
+    it.accept(9)
+    assert (it.tokens, it.num_pending, it.num_remaining, it.may_grow) == ([5, 6, 7, 9], 1, 1, True)
+    it.num_pending = 2
+    assert not it.may_grow and it.finish is None, "the last one is drawn and not known yet"
 
 
 def test_the_request_keeps_its_own_prompt() -> None:
     prompt = [1, 2]
     it = sequence(prompt)
-    it.accept(3)
+    draw(it, 3)
     assert prompt == [1, 2] and it.request.tokens == [1, 2]
 
 
 def test_an_end_id_ends_it_and_is_named_also_at_the_last_token() -> None:
     it = sequence([1], ends=(2, 3), max_new_tokens=1)
-    it.accept(3)
+    draw(it, 3)
     assert it.finish == Finish("stop", matched=3)
 
 
 def test_no_end_before_min_new_tokens() -> None:
     it = sequence([1], ends=(2,), min_new_tokens=2)
     for _ in range(2):
-        it.accept(2)
+        draw(it, 2)
         assert it.finish is None
-    it.accept(2)
+    draw(it, 2)
     assert it.finish == Finish("stop", matched=2)
 
 
 def test_only_the_first_delta_tells_cached_tokens() -> None:
     it = sequence([1, 2], max_new_tokens=2)
     it.num_cached = 1
-    it.accept(4)
+    draw(it, 4)
     first = it.delta([4], [])
-    it.accept(5)
+    draw(it, 5)
     second = it.delta([5], [])
     assert (first.cached_tokens, first.finish) == (1, None)
     assert (second.cached_tokens, second.finish) == (None, Finish("length"))
@@ -90,9 +108,9 @@ def test_prompt_logprobs_are_collected_over_chunks_without_gap_or_repeat() -> No
     it.collect_prompt_logprobs(1, entries(-2, -3))  # begun again after a retraction
     it.collect_prompt_logprobs(3, entries(-4))
     assert it.max_cached == 4
-    it.accept(6)
+    draw(it, 6)
     assert it.delta([6], []).prompt_logprobs == [None, *entries(-1, -2, -3, -4)]
-    it.accept(7)
+    draw(it, 7)
     assert it.delta([7], []).prompt_logprobs is None
     assert it.max_cached == 6
 
@@ -123,5 +141,5 @@ def test_may_grow_ends_at_the_length_asked_for(count: int) -> None:
     it = sequence([1, 2], max_new_tokens=count)
     for _ in range(count):
         assert it.may_grow
-        it.accept(9)
+        draw(it, 9)
     assert not it.may_grow

@@ -15,7 +15,7 @@ from fake_model import Rig, solo
 from sgray.engine.sequence import Sequence
 from sgray.errors import ContextLengthError, OverloadedError
 
-NUM_OPERATIONS = 6250  # times 16 workloads: 100,000
+NUM_OPERATIONS = 3125  # times 32 workloads: 100,000
 
 
 @dataclass
@@ -26,24 +26,26 @@ class Known:
 class Workload:
     """Random requests that often share a start, on a pool that is often too small."""
 
-    def __init__(self, seed: int, page_size: int, num_pages: int, policy: str) -> None:
+    def __init__(self, seed: int, page_size: int, num_pages: int, policy: str, depth: int) -> None:
         self.rng = random.Random(seed)
         self.page_size = page_size
         self.rig = Rig(
             num_pages=num_pages,
             page_size=page_size,
             budget=self.rng.choice([2, 7, 16, 64]),
+            mixed=self.rng.choice([1, 5, 64]),
             max_running=self.rng.choice([1, 3, 8]),
             max_queued=6,
             context=10 * page_size + 40,
             policy=policy,
             lookahead=self.rng.choice([0, 0, 64]),
             checks=False,  # `run` checks
+            depth=depth,
         )
         self.rig.executor.keep_plans = False
         self.live: dict[str, tuple[list[int], int]] = {}
         self.seen: list[Sequence | Known] = []
-        self.num_added = self.num_checked = self.num_refused = self.num_short = 0
+        self.num_added = self.num_checked = self.num_refused = self.num_short = self.num_stopped = 0
 
     def run(self, count: int) -> None:
         acts = [self.add, self.step, self.step, self.step, self.step, self.abort, self.evict]
@@ -70,6 +72,7 @@ class Workload:
         else:
             prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 5 * self.page_size + 8))]
         length = rng.choice([0, 1, 2, 5, 3 * self.page_size + 5])
+        stops = rng.choice([0, 0, 200])  # of a thousand tokens: some end in the middle
         try:
             self.rig.add(
                 name,
@@ -79,6 +82,7 @@ class Workload:
                 max_new_tokens=length,
                 logprobs=rng.choice([-1, 0]),
                 prompt_logprobs=rng.choice([-1, -1, -1, 0]),
+                stop_token_ids=tuple(range(stops)),
             )
         except (OverloadedError, ContextLengthError):
             self.num_refused += 1
@@ -107,17 +111,23 @@ class Workload:
             self.num_checked += 1
             if output.finish.reason == "abort":
                 continue
-            assert output.finish.reason == "length"
-            if len(output.tokens) < length:  # only for want of memory: alone, with the whole pool full
+            if output.finish.reason == "stop":
+                assert output.finish.matched == output.tokens[-1] < 200
+                self.num_stopped += 1
+            elif len(output.tokens) < length:  # only for want of memory: alone, with the whole pool full
                 self.num_short += 1
                 assert len(prompt) + len(output.tokens) > self.rig.cache.num_pages * self.page_size
             if output.prompt_logprobs is not None:
                 assert len(output.prompt_logprobs) == len(prompt)
 
 
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("page_size", [1, 4, 16, 32])
 @pytest.mark.parametrize(("num_pages", "policy"), [(7, "fcfs"), (13, "lpm"), (24, "fcfs"), (60, "lpm")])
-def test_random_operations_lose_no_page_and_change_no_result(page_size: int, num_pages: int, policy: str) -> None:
-    workload = Workload(page_size * 1000 + num_pages, page_size, num_pages, policy)
+def test_random_operations_lose_no_page_and_change_no_result(
+    page_size: int, num_pages: int, policy: str, depth: int
+) -> None:
+    workload = Workload(page_size * 1000 + num_pages, page_size, num_pages, policy, depth)
     workload.run(NUM_OPERATIONS)
     assert workload.num_checked > NUM_OPERATIONS // 20, "the workload must get through"
+    assert workload.num_stopped > 0

@@ -7,10 +7,11 @@ wrongly fails at once. The next token is a function of all tokens before it, the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sgray.engine.plan import Admission, StepPlan, StepResult
+from sgray.engine.plan import ON_DEVICE, Admission, StepPlan, StepResult
 from sgray.engine.scheduler import Limits, Scheduler
 from sgray.memory.cache import PrefixCache
 from sgray.protocol import Delta, Finish, Request, SamplingParams, TokenLogprobs
@@ -66,34 +67,56 @@ class Slot:
 
 
 class FakeExecutor:
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    """Computes as late as it may: a plan when it is collected, after all that was planned in the meantime."""
+
+    def __init__(self, num_pages: int, page_size: int, *, depth: int = 0) -> None:
         self.page_size = page_size
+        self.depth = depth
         self.pages: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self.slots: dict[int, Slot] = {}
+        self.submitted: deque[StepPlan] = deque()
         self.num_computed = 0
         self.plans: list[StepPlan] = []
         self.keep_plans = True
         self.bad_tokens: set[int] = set()  # a sequence that has one of them fails alone
-        self.explode = 0  # so many steps to come raise
+        self.refuse = 0  # so many plans to come raise when they are submitted
+        self.explode = 0  # so many steps to come raise when they are collected
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
+        if self.refuse:
+            self.refuse -= 1
+            raise RuntimeError("the launch failed")
         if self.keep_plans:
             self.plans.append(plan)
+        self.submitted.append(plan)
+        assert len(self.submitted) <= self.depth + 1
+
+    def reset(self) -> None:
+        while self.submitted:
+            self.compute(self.submitted.popleft())  # a device does not stop for it
+
+    def collect(self) -> StepResult:
+        result = self.compute(self.submitted.popleft())
+        if self.explode:
+            self.explode -= 1
+            raise RuntimeError("the device fell off the bus")
+        return result
+
+    def compute(self, plan: StepPlan) -> StepResult:
         for source, destination in plan.copies:
             self.pages[destination] = list(self.pages[source])
         for admission in plan.admissions:
             self.slots[admission.slot] = Slot(admission, list(admission.tokens))
-        if self.explode:
-            self.explode -= 1
-            raise RuntimeError("the device fell off the bus")
+        for number, place, page in plan.new_pages:
+            assert place == len(self.slots[number].row)
+            self.slots[number].row.append(page)
         result = StepResult(plan.step, [], [], [])
         assert len(set(plan.slots)) == len(plan.slots)
         flat = iter(plan.tokens)
         for index, number in enumerate(plan.slots):
             slot = self.slots[number]
-            slot.row += plan.new_pages[index]
             start, end = plan.starts[index], plan.starts[index] + plan.lengths[index]
-            assert [next(flat) for _ in range(start, end)] == slot.tokens[start:end]
+            self.check_tokens(slot, start, [next(flat) for _ in range(start, end)])
             self.verify(slot, start)
             self.write(slot, start, end)
             if self.bad_tokens.intersection(slot.tokens[:end]):
@@ -101,6 +124,13 @@ class FakeExecutor:
             self.answer(slot, start, end, plan.samples[index], result)
         assert next(flat, None) is None
         return result
+
+    def check_tokens(self, slot: Slot, start: int, tokens: list[int]) -> None:
+        """They are the slot's; only one that was drawn here, and is the last, may be left for us to know."""
+        if tokens[-1] == ON_DEVICE:
+            assert self.depth > 0 and start + len(tokens) == len(slot.tokens) > len(slot.admission.tokens)
+            tokens = [*tokens[:-1], slot.tokens[-1]]
+        assert tokens == slot.tokens[start : start + len(tokens)]
 
     def verify(self, slot: Slot, start: int) -> None:
         """The row holds the entries of `[0, start)`."""
@@ -164,6 +194,7 @@ class Rig:
         num_pages: int = 256,
         page_size: int = 4,
         budget: int = 64,
+        mixed: int | None = None,
         max_running: int = 8,
         max_queued: int = 100,
         context: int = 8192,
@@ -173,17 +204,18 @@ class Rig:
         random_seed: int | None = 0,
         checks: bool = True,
         lookahead: int = 64,
+        depth: int = 0,
     ) -> None:
         self.now = 0.0
         self.cache = PrefixCache(num_pages, page_size, disabled=disabled)
         self.scheduler = Scheduler(
             self.cache,
-            Limits(budget, max_running, max_queued, context, VOCAB_SIZE, end_ids, lookahead),
+            Limits(budget, mixed or budget, max_running, max_queued, context, VOCAB_SIZE, end_ids, lookahead),
             clock=lambda: self.now,
             policy=policy,
             random_seed=random_seed,
         )
-        self.executor = FakeExecutor(num_pages, page_size)
+        self.executor = FakeExecutor(num_pages, page_size, depth=depth)
         self.budget = budget
         self.outputs: dict[str, Output] = {}
         self.checks = checks
@@ -198,13 +230,16 @@ class Rig:
         self.take(self.scheduler.drain())
 
     def step(self) -> StepPlan | None:
+        """Plan a step, and answer the oldest one that is due."""
         self.now += 0.01
         plan = self.scheduler.schedule()
-        if plan is None:
+        if plan is not None:
+            assert 0 < sum(plan.lengths) <= self.budget
+            self.executor.submit(plan)
             self.take(self.scheduler.drain())
-            return None
-        assert 0 < sum(plan.lengths) <= self.budget
-        self.take(self.scheduler.update(plan, self.executor.execute(plan)))
+        if self.scheduler.num_in_flight > (self.executor.depth if plan else 0):
+            self.scheduler.update(self.executor.collect())
+        self.take(self.scheduler.drain())
         return plan
 
     def take(self, deltas: list[Delta]) -> None:
@@ -216,7 +251,7 @@ class Rig:
     def run(self, most: int = 100_000) -> int:
         """Step until nothing is left; returns the number of steps."""
         for count in range(most):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.scheduler.num_in_flight:
                 return count
             self.step()
         raise AssertionError(f"not done after {most} steps")

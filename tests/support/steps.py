@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from sgray.config import Config
-from sgray.engine.executor import Executor, load_executor
-from sgray.engine.plan import Admission, StepPlan, StepResult
+from sgray.engine.executor import load_executor
+from sgray.engine.plan import Admission, Executor, StepPlan, StepResult
 from sgray.protocol import EngineInfo, SamplingParams, TokenLogprobs
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -62,11 +62,13 @@ class Driver:
 
     def step(self, work: list[tuple[Running, int]], **changes: Any) -> StepResult:
         """One step that computes so many tokens of each sequence."""
-        admissions, new_pages, tokens = [], [], []
+        admissions: list[Admission] = []
+        new_pages: list[tuple[int, int, int]] = []
+        tokens: list[int] = []
         for sequence, count in work:
             if not sequence.is_admitted:
                 admissions.append(self._admission(sequence))
-            new_pages.append(self._grow(sequence, sequence.num_computed + count))
+            new_pages += self._grow(sequence, sequence.num_computed + count)
             tokens += sequence.tokens[sequence.num_computed : sequence.num_computed + count]
         plan = StepPlan(
             step=self.step_number,
@@ -79,7 +81,8 @@ class Driver:
             tokens=tokens,
         )
         self.step_number += 1
-        result = self.executor.execute(replace(plan, **changes))
+        self.executor.submit(replace(plan, **changes))
+        result = self.executor.collect()
         self._take(work, result)
         return result
 
@@ -111,12 +114,12 @@ class Driver:
         told = (sequence.sampling, sequence.seed, sequence.num_prompt, list(sequence.tokens), sequence.end_ids)
         return Admission(sequence.slot, *told)
 
-    def _grow(self, sequence: Running, length: int) -> list[int]:
-        needed = -(-length // self.info.page_size) - len(sequence.pages)
-        pages = list(range(self.next_page, self.next_page + needed))
-        self.next_page += needed
-        sequence.pages += pages
-        return pages
+    def _grow(self, sequence: Running, length: int) -> list[tuple[int, int, int]]:
+        first, end = len(sequence.pages), -(-length // self.info.page_size)
+        for _ in range(first, end):
+            sequence.pages.append(self.next_page)
+            self.next_page += 1
+        return [(sequence.slot, place, sequence.pages[place]) for place in range(first, end)]
 
     def _take(self, work: list[tuple[Running, int]], result: StepResult) -> None:
         for index, (sequence, count) in enumerate(work):

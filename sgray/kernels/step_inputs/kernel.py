@@ -1,4 +1,4 @@
-"""One small program for each sequence, and one for the padding."""
+"""The new pages first; then one small program for each sequence, and one for the padding."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sgray.kernels.step_inputs.words import StepRows, StepWords
 
 BLOCK = 256
+PAGE_PROGRAMS = 8
 
 
 def expand_step(
@@ -24,6 +25,9 @@ def expand_step(
 ) -> None:
     """Fills `rows` and writes new pages into the page table."""
     num_sequences, num_tokens = len(rows.last_rows_B), len(rows.tokens_T)
+    _place_pages[(PAGE_PROGRAMS,)](
+        words, page_table_SP, page_table_SP.stride(0), layout.pages, BLOCK=BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl
+    )
     _expand[(num_sequences + 1,)](
         words,
         page_table_SP,
@@ -37,7 +41,6 @@ def expand_step(
         page_table_SP.stride(0),
         layout.max_sequences,
         layout.tokens,
-        layout.pages,
         num_tokens,
         page_size=page_size,
         BLOCK=BLOCK,
@@ -54,7 +57,24 @@ def record_tokens(tokens_B: Tensor, draw_slots_B: Tensor, last_tokens_S: Tensor,
     _record[grid](tokens_B, draw_slots_B, last_tokens_S, count, BLOCK=BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl)
 
 
-@triton.jit(do_not_specialize=["max_sequences", "tokens_place", "pages_place", "num_rows"])
+@triton.jit(do_not_specialize=["pages_place"])
+def _place_pages(words, page_table, table_stride, pages_place, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if PDL:
+        gdc_wait()
+    count = tl.load(words + 2)
+    for base in range(0, count, BLOCK * tl.num_programs(0)):
+        page = base + offsets
+        is_page = page < count
+        triple = words + pages_place + 3 * page
+        slot = tl.load(triple, mask=is_page, other=0)
+        place = tl.load(triple + 1, mask=is_page, other=0)
+        tl.store(page_table + slot.to(tl.int64) * table_stride + place, tl.load(triple + 2, mask=is_page), mask=is_page)
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit(do_not_specialize=["max_sequences", "tokens_place", "num_rows"])
 def _expand(
     words,
     page_table,
@@ -68,7 +88,6 @@ def _expand(
     table_stride,
     max_sequences,
     tokens_place,
-    pages_place,
     num_rows,
     page_size: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -99,15 +118,7 @@ def _expand(
         length = tl.load(word + 2 * max_sequences)
         first = tl.load(word + 3 * max_sequences)
         draws = tl.load(word + 4 * max_sequences)
-        begin = tl.load(word + 5 * max_sequences)
-        count = tl.load(word + 6 * max_sequences)
-        offset = tl.load(word + 7 * max_sequences)
         row_pages = page_table + slot.to(tl.int64) * table_stride
-        for base in range(0, count, BLOCK):
-            page = base + offsets
-            ids = tl.load(words + pages_place + offset + page, mask=page < count, other=0)
-            tl.store(row_pages + begin + page, ids, mask=page < count)
-        tl.debug_barrier()  # the pages just written are read below by other threads of this program
         drawn = tl.load(last_tokens + slot)
         for base in range(0, length, BLOCK):
             step = base + offsets

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sgray.kernels.step_inputs.words import HEADER, KINDS, NUM_SEQUENCES, NUM_TOKENS, ON_DEVICE, StepRows, StepWords
+from sgray.kernels.step_inputs.words import (
+    HEADER,
+    KINDS,
+    NUM_PAGES,
+    NUM_SEQUENCES,
+    NUM_TOKENS,
+    ON_DEVICE,
+    StepRows,
+    StepWords,
+)
 
 
 def expand_step(
@@ -28,6 +37,9 @@ def expand_step(
     ):
         tensor.fill_(padding)
     assert int(words[NUM_TOKENS]) <= len(rows.tokens_T)
+    pages = words[layout.pages : layout.pages + 3 * int(words[NUM_PAGES])].view(-1, 3)
+    for slot, place, page in pages.tolist():
+        page_table_SP[slot, place] = page
     for index in range(int(words[NUM_SEQUENCES])):
         kinds = {kind: int(words[HEADER + n * layout.max_sequences + index]) for n, kind in enumerate(KINDS)}
         _expand_sequence(words, layout, page_table_SP, last_tokens_S, rows, index, kinds, page_size)
@@ -51,8 +63,6 @@ def _expand_sequence(
     page_size: int,
 ) -> None:
     slot, start, length, first = (kinds[kind] for kind in ("slots", "starts", "lengths", "firsts"))
-    begin, count, offset = kinds["page_begins"], kinds["page_counts"], layout.pages + kinds["page_offsets"]
-    page_table_SP[slot, begin : begin + count] = words[offset : offset + count]
     for row in range(first, first + length):
         position = start + row - first
         token = int(words[layout.tokens + row])

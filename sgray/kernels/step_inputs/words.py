@@ -12,17 +12,17 @@ from sgray.kernels.batch import BatchTables
 ON_DEVICE = -1
 """In place of a token that the device drew itself and the host does not know yet."""
 
-NUM_SEQUENCES, NUM_TOKENS = 0, 1
+NUM_SEQUENCES, NUM_TOKENS, NUM_PAGES = 0, 1, 2
 HEADER = 8
-KINDS = ("slots", "starts", "lengths", "firsts", "draws", "page_begins", "page_counts", "page_offsets")
+KINDS = ("slots", "starts", "lengths", "firsts", "draws")
 
 
 @dataclass(frozen=True, slots=True)
 class StepWords:
     """Offsets, in words, for at most so many sequences and tokens a step.
 
-    For sequence b: `draws[b]` is 1 where its next token is drawn; `page_counts[b]` new pages, found from
-    `page_offsets[b]` on among the page ids, take the places from `page_begins[b]` on of its row of the page table.
+    `draws` is 1 for a sequence whose next token is drawn. A new page is three words: its slot, its place in that slot's
+    row of the page table, its id.
     """
 
     max_sequences: int
@@ -39,7 +39,7 @@ class StepWords:
 
     @property
     def pages(self) -> int:
-        """Where the new page ids begin; they are last, because they alone may be many."""
+        """Where the new pages begin; they are last, because they alone may be many."""
         return self.tokens + self.max_tokens
 
     def tables(self, words: Tensor, num_sequences: int) -> BatchTables:

@@ -6,7 +6,7 @@ On CPU the weights are packed once into oneDNN's blocked layout: 1.5 to 2 times 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,15 @@ from sgray.layers.parameter import Parameter, Piece
 ROWS_HINT = 8
 
 
+MakeProduct = Callable[[Tensor, Tensor | None], LinearOp]
+"""Turns a weight (O, I) and its bias, if it has one, into x W^T + b."""
+
+
 class Unquantized:
     """The linear method without quantisation."""
+
+    def __init__(self, make_product: MakeProduct | None = None) -> None:
+        self._make_product = make_product or matrix_product
 
     def parameters(
         self, weights: Sequence[Piece], biases: Sequence[Piece], placement: Placement
@@ -33,7 +40,7 @@ class Unquantized:
 
     def build(self, parameters: dict[str, Parameter]) -> LinearOp:
         bias = parameters["bias"].data if "bias" in parameters else None
-        return matrix_product(parameters["weight"].data, bias)
+        return self._make_product(parameters["weight"].data, bias)
 
 
 def matrix_product(weight_OI: Tensor, bias_O: Tensor | None = None) -> LinearOp:

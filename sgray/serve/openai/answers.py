@@ -53,6 +53,9 @@ class Answer:
         encoder = EventEncoder(self.form, has_fast_text=self.has_fast_text)
         async with aclosing(self.generation.pieces()) as source:
             async for choice, piece in source:
+                if choice.index in opened:
+                    yield encoder.encode(choice, piece)
+                    continue
                 opening = self._opening(choice, opened)
                 yield b"".join(map(event, opening)) + encoder.encode(choice, piece)
         yield b"".join(map(event, self.form.closing(self.generation.usage()))) + DONE

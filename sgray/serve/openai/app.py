@@ -20,6 +20,7 @@ from sgray.errors import InvalidRequestError, MethodNotAllowedError, NotFoundErr
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.http import (
+    STRAIGHT_SEND,
     ClientGoneError,
     EventStream,
     error_response,
@@ -31,7 +32,7 @@ from sgray.serve.openai.http import (
 from sgray.serve.openai.metrics import CONTENT_TYPE, ApiMetrics
 from sgray.serve.openai.service import OpenAIService
 from sgray.serve.openai.validate import shown
-from sgray.text.tokenizer import Tokenizer
+from sgray.text.token_ids import TextCodec
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -39,7 +40,7 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _CLIENT_CLOSED = 499  # nginx's status for a client that left; nobody reads it, but logs and metrics do
 
 
-def create_app(config: Config, tokenizer: Tokenizer, backend: Backend) -> Starlette:
+def create_app(config: Config, tokenizer: TextCodec, backend: Backend) -> Starlette:
     """The application over a backend."""
     return app_of(OpenAIService(config, tokenizer, backend), config.api.max_body_bytes)
 
@@ -136,6 +137,7 @@ class Observed:
                 self._metrics.responses.labels(path, str(message["status"])).inc()
             await send(message)
 
+        scope[STRAIGHT_SEND] = send
         await self._app(scope, receive, observed)
 
 

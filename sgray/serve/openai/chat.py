@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sgray.protocol import Usage
 from sgray.serve.openai.choices import Choice, Piece, TokenEntry, finite
 from sgray.serve.openai.forms import Json, usage_json
-from sgray.text.tokenizer import Tokenizer
+from sgray.text.token_ids import TextCodec
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ChatForm:
     id: str
     model: str
     created: int
-    tokenizer: Tokenizer
+    tokenizer: TextCodec
     has_logprobs: bool = False
     top_logprobs: int = 0
     has_usage: bool = False

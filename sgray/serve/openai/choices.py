@@ -6,8 +6,10 @@ logprobs of tokens whose text has not been sent. Nothing of it is lost: the last
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from sgray.errors import EngineError, SgrayError
 from sgray.protocol import NO_LOGPROBS, Delta, ErrorInfo, Finish, SamplingParams, TokenLogprobs
@@ -15,7 +17,7 @@ from sgray.serve.openai.prompts import Prompt
 from sgray.serve.openai.sampling import TextOptions
 from sgray.text.detokenizer import Detokenizer
 from sgray.text.stop import StopStrings
-from sgray.text.tokenizer import Tokenizer
+from sgray.text.token_ids import TextCodec
 
 LOWEST_LOGPROB = -9999.0
 """What stands for minus infinity, as in OpenAI's answers: JSON has no infinities."""
@@ -34,13 +36,15 @@ class TokenEntry:
     is_text: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What is to be sent next of one choice. `entries` are empty unless logprobs were asked for."""
+class Piece(msgspec.Struct, frozen=True):
+    """What is to be sent next of one choice. `entries` are empty unless logprobs were asked for.
+
+    A msgspec type, since it is made for every token, in a sixth of the time that a frozen dataclass takes.
+    """
 
     text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    entries: list[TokenEntry] = field(default_factory=list)
+    tokens: list[int] = []
+    entries: list[TokenEntry] = []
     finish_reason: Literal["stop", "length"] | None = None
     matched: int | str | None = None
 
@@ -54,7 +58,7 @@ class Choice:
         prompt: Prompt,
         sampling: SamplingParams,
         options: TextOptions,
-        tokenizer: Tokenizer,
+        tokenizer: TextCodec,
         *,
         echo: bool = False,
     ) -> None:
@@ -78,7 +82,8 @@ class Choice:
 
     def feed(self, delta: Delta) -> Piece | None:
         """The piece that `delta` completes, if any; raises the error that the delta carries."""
-        _raise_failure(delta.finish)
+        if delta.finish is not None:
+            _raise_failure(delta.finish)
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
         if not delta.tokens and delta.finish is None:
@@ -91,7 +96,7 @@ class Choice:
             return self._piece(text, Finish("stop"), self._stops.matched)
         if delta.finish:
             return self._finish(text, delta.finish)
-        return self._piece(text, None) if text else None
+        return self._piece(text, None) if text or not self._tokenizer.has_text else None
 
     def empty(self) -> Piece:
         """The whole answer of a request for no tokens, for which no engine is asked."""
@@ -176,9 +181,9 @@ def finite(logprob: float) -> float:
     return logprob if LOWEST_LOGPROB < logprob <= 0 else 0.0 if logprob > 0 else LOWEST_LOGPROB
 
 
-def _raise_failure(finish: Finish | None) -> None:
+def _raise_failure(finish: Finish) -> None:
     """A failed or aborted request has no answer, and must never look as if it had ended."""
-    if finish is None or finish.reason in ("stop", "length"):
+    if finish.reason in ("stop", "length"):
         return
     if finish.error is not None:
         raise raised(finish.error)

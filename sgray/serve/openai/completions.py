@@ -1,4 +1,7 @@
-"""The form of text completions: OpenAI's `text_completion`, whole and in chunks."""
+"""The form of text completions: OpenAI's `text_completion`, whole and in chunks.
+
+Where there is no tokenizer the text is empty and each choice has `token_ids`, vLLM's field.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from sgray.protocol import Usage
 from sgray.serve.openai.choices import Choice, Piece, TokenEntry, finite
 from sgray.serve.openai.forms import Json, usage_json
-from sgray.text.tokenizer import Tokenizer
+from sgray.text.token_ids import TextCodec
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class CompletionForm:
     id: str
     model: str
     created: int
-    tokenizer: Tokenizer
+    tokenizer: TextCodec
     top_logprobs: int | None = None
     has_usage: bool = False
 
@@ -52,12 +55,15 @@ class CompletionForm:
 
     def _choice(self, index: int, pieces: list[Piece]) -> Json:
         entries = [entry for piece in pieces for entry in piece.entries]
-        return {
+        choice = {
             "index": index,
             "text": "".join(piece.text for piece in pieces),
             "logprobs": self._logprobs(entries, self.top_logprobs) if self.top_logprobs is not None else None,
             "finish_reason": pieces[-1].finish_reason,
         }
+        if not self.tokenizer.has_text:
+            choice["token_ids"] = [token for piece in pieces for token in piece.tokens]
+        return choice
 
     def _logprobs(self, entries: list[TokenEntry], num_top: int) -> Json:
         """Parallel lists, one item a token; the first token of a prompt has no logprob."""

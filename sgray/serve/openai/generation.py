@@ -16,7 +16,7 @@ from sgray.serve.openai.choices import Choice, Piece
 from sgray.serve.openai.metrics import ApiMetrics, CallMeter
 from sgray.serve.openai.prompts import Prompt
 from sgray.serve.openai.sampling import TextOptions, choice_seed
-from sgray.text.tokenizer import Tokenizer
+from sgray.text.token_ids import TextCodec
 
 Pieces = AsyncGenerator[tuple[Choice, Piece], None]
 ResultT = TypeVar("ResultT")
@@ -43,7 +43,7 @@ class Generation:
     """One run of a call. `pieces()` may be read once; closing it aborts what still runs."""
 
     def __init__(
-        self, call: Call, backend: Backend, tokenizer: Tokenizer, metrics: ApiMetrics, timeout_s: float | None
+        self, call: Call, backend: Backend, tokenizer: TextCodec, metrics: ApiMetrics, timeout_s: float | None
     ) -> None:
         self.call = call
         self._backend = backend
@@ -70,7 +70,7 @@ class Generation:
         """The pieces of all choices as they come, the last of each with its finish reason."""
         meter = self._metrics.call()
         try:
-            async with aclosing(self._timed(meter)) as pieces:
+            async with aclosing(self._merged(meter) if self._timeout_s is None else self._timed(meter)) as pieces:
                 async for choice, piece in pieces:
                     yield choice, piece
         except (GeneratorExit, asyncio.CancelledError):
@@ -83,11 +83,8 @@ class Generation:
 
     async def _timed(self, meter: CallMeter) -> Pieces:
         """The merged pieces, until the deadline."""
-        async with aclosing(_merge([self._read(choice, meter) for choice in self.choices])) as pieces:
-            if self._timeout_s is None:
-                async for item in pieces:
-                    yield item
-                return
+        async with aclosing(self._merged(meter)) as pieces:
+            assert self._timeout_s is not None
             deadline = time.monotonic() + self._timeout_s
             try:
                 while True:
@@ -99,6 +96,11 @@ class Generation:
                     f"The request took longer than the server's limit of {self._timeout_s:g} s and was stopped. "
                     "Ask for fewer tokens, or raise api.request_timeout_s."
                 ) from None
+
+    def _merged(self, meter: CallMeter) -> Pieces:
+        """The pieces of all choices; those of a single one as they are, since every layer is paid for each token."""
+        sources = [self._read(choice, meter) for choice in self.choices]
+        return sources[0] if len(sources) == 1 else _merge(sources)
 
     async def _read(self, choice: Choice, meter: CallMeter) -> Pieces:
         """The pieces of one choice. Leaving early, also at a stop string, aborts the engine's request."""
@@ -151,11 +153,6 @@ async def _within(seconds: float, work: Awaitable[ResultT]) -> ResultT:
 
 async def _merge(sources: Sequence[Pieces]) -> Pieces:
     """Items of all sources as they come. A slow reader holds the sources back; the first error ends all."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as only:
-            async for item in only:
-                yield item
-        return
     queue: asyncio.Queue[tuple[Choice, Piece] | BaseException | None] = asyncio.Queue(maxsize=len(sources))
     async with AsyncExitStack() as stack:
         tasks = [asyncio.ensure_future(_pump(source, queue)) for source in sources]

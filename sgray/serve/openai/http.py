@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
+STRAIGHT_SEND = "sgray.send"
+"""Where a scope keeps the server's own `send`; the application's layers watch for nothing but a response's start."""
+
 
 class ClientGoneError(Exception):
     """The client closed the connection; nobody reads an answer."""
@@ -99,19 +102,20 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, or stop the call where the client leaves."""
         try:
-            await while_connected(receive, self._send(send))
+            await while_connected(receive, self._send(send, scope.get(STRAIGHT_SEND, send)))
         except (ClientGoneError, OSError):  # a server may also report a closed connection from send
             logger.info("the client left a stream")
         finally:
             await self._events.aclose()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, straight: Send) -> None:
+        """The start by `send`; what follows by `straight`, since every layer between is paid for each token."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
         try:
             async with aclosing(self._events) as events:
                 async for chunk in events:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await straight({"type": "http.response.body", "body": chunk, "more_body": True})
         except SgrayError as error:
             await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
         except OSError:

@@ -8,7 +8,7 @@ from typing import Any
 from sgray.protocol import Usage
 from sgray.serve.openai.choices import Choice, Piece, TokenEntry, finite
 from sgray.serve.openai.forms import Json
-from sgray.text.tokenizer import Tokenizer
+from sgray.text.token_ids import TextCodec
 
 
 @dataclass
@@ -19,7 +19,7 @@ class NativeForm:
     """
 
     id: str
-    tokenizer: Tokenizer
+    tokenizer: TextCodec
     is_list: bool
     has_logprobs: bool = False
     top_logprobs: int = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sgray.errors import ContextLengthError
 from sgray.serve.openai.validate import checked_text, kind, shown, wrong_type, wrong_value
-from sgray.text.tokenizer import Tokenizer
+from sgray.text.token_ids import TextCodec
 
 THREAD_CHARS = 16_384  # about 3 ms of tokenising; longer texts leave the event loop
 
@@ -56,7 +56,7 @@ def checked_ids(value: object, param: str, place: str, vocab_size: int) -> list[
     return value
 
 
-async def tokenise(tokenizer: Tokenizer, prompt: str | list[int], *, param: str) -> Prompt:
+async def tokenise(tokenizer: TextCodec, prompt: str | list[int], *, param: str) -> Prompt:
     """The ids of a prompt; a long text is encoded in a thread, so that streams go on meanwhile."""
     if isinstance(prompt, list):
         return Prompt(prompt)

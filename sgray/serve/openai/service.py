@@ -32,7 +32,7 @@ from sgray.serve.openai.sampling import (
 )
 from sgray.serve.openai.schemas import UNSUPPORTED, ChatBody, CompletionBody, NativeBody, NativeSampling, OpenAIBody
 from sgray.serve.openai.validate import checked_text, parse_body, shown, wrong_value
-from sgray.text.tokenizer import Tokenizer
+from sgray.text.token_ids import REFUSAL, TextCodec
 
 _DEFAULT_COMPLETION_TOKENS = 16  # the reference's default for text completions; chat has none
 
@@ -44,7 +44,7 @@ class OpenAIService:
     before the answer is read. `chat`, `completions` and `generate` are the same in one step.
     """
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, backend: Backend) -> None:
+    def __init__(self, config: Config, tokenizer: TextCodec, backend: Backend) -> None:
         self.model_name = config.model_name
         self.backend = backend
         self.metrics = ApiMetrics(config.model_name, backend)
@@ -77,6 +77,7 @@ class OpenAIService:
         """A checked chat call."""
         chat = parse_body(ChatBody, _supported(body))
         self._check_openai(chat)
+        self._refuse_text("messages", is_asked=True)
         limits = self._limits()
         top_logprobs = _chat_logprobs(chat)
         _check_tools(chat)
@@ -100,6 +101,7 @@ class OpenAIService:
         self._check_openai(text)
         if text.best_of is not None and text.best_of != text.n:
             wrong_value("best_of", "best_of", f"{shown(text.best_of)} is not n; every choice made is returned.")
+        self._refuse_text("echo", is_asked=text.echo)
         limits = self._limits()
         prompts = await self._prompts(text.prompt, "prompt", limits)
         logprobs = NO_LOGPROBS if text.logprobs is None else text.logprobs
@@ -157,7 +159,7 @@ class OpenAIService:
                 replace(sampling, max_new_tokens=_answer_tokens(prompt, given.max_new_tokens, None, context, param))
                 for prompt in prompts
             ],
-            text=_text_options(given, limits, prefix=prefix),
+            text=self._text_options(given, limits, prefix=prefix),
             n=checked_n(given.n, len(prompts), limits, f"{prefix}n"),
             salt=checked_text("cache_salt", "cache_salt", native.cache_salt),
             priority=native.priority,
@@ -166,7 +168,7 @@ class OpenAIService:
     def _call(
         self, call_id: str, body: OpenAIBody, prompts: list[Prompt], sampling: list[SamplingParams], limits: Limits
     ) -> Call:
-        options = _text_options(body, limits)
+        options = self._text_options(body, limits)
         return Call(
             id=call_id,
             prompts=prompts,
@@ -179,7 +181,7 @@ class OpenAIService:
 
     def _answer(self, form: Form, call: Call, is_stream: bool, *, has_fast_text: bool = True) -> Answer:
         generation = Generation(call, self.backend, self._tokenizer, self.metrics, self._api.request_timeout_s)
-        return Answer(form, generation, is_stream, has_fast_text)
+        return Answer(form, generation, is_stream, has_fast_text and self._tokenizer.has_text)
 
     def _limits(self) -> Limits:
         info, api = self.backend.info, self._api
@@ -194,6 +196,16 @@ class OpenAIService:
         if options is not None and options.include_obfuscation:
             param = "stream_options.include_obfuscation"
             wrong_value(param, param, "chunks are never padded here; leave it out or send false.")
+
+    def _text_options(self, body: OpenAIBody | NativeSampling, limits: Limits, *, prefix: str = "") -> TextOptions:
+        stop = stop_strings(body.stop, f"{prefix}stop", limits.max_stop)
+        self._refuse_text(f"{prefix}stop", is_asked=bool(stop))
+        return TextOptions(stop, include_stop=body.no_stop_trim, skip_special_tokens=body.skip_special_tokens)
+
+    def _refuse_text(self, param: str, *, is_asked: bool) -> None:
+        """Raise where `param` asks for text and there is no tokenizer."""
+        if is_asked and not self._tokenizer.has_text:
+            wrong_value(param, param, f"it needs text, and {REFUSAL}.")
 
     def _check_model(self, name: str) -> None:
         if name != self.model_name:
@@ -217,6 +229,7 @@ class OpenAIService:
 
     async def _prompts(self, value: object, param: str, limits: Limits) -> list[Prompt]:
         given = parse_prompts(value, param=param, vocab_size=limits.vocab_size, max_batch=limits.max_batch)
+        self._refuse_text(param, is_asked=isinstance(given[0], str))
         return [await tokenise(self._tokenizer, prompt, param=param) for prompt in given]
 
     async def _chat_prompt(self, chat: ChatBody) -> Prompt:
@@ -254,14 +267,6 @@ def _supported(body: object) -> object:
         if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):
             raise InvalidRequestError(f"'{name}' is not supported: {reason}.", param=name, code="unsupported_parameter")
     return kept
-
-
-def _text_options(body: OpenAIBody | NativeSampling, limits: Limits, *, prefix: str = "") -> TextOptions:
-    return TextOptions(
-        stop=stop_strings(body.stop, f"{prefix}stop", limits.max_stop),
-        include_stop=body.no_stop_trim,
-        skip_special_tokens=body.skip_special_tokens,
-    )
 
 
 def _answer_tokens(prompt: Prompt, asked: int | None, default: int | None, context_length: int, param: str) -> int:

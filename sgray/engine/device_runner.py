@@ -1,0 +1,261 @@
+"""Plans to tokens on a GPU: the executor that never waits for the device before it has to.
+
+`submit` queues a step, as one CUDA graph where its size has one; `collect` waits for the oldest. What was drawn stays
+on the device for the next step, and comes to the host in pinned memory behind an event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sgray.engine.device_state import NUM_BUFFERS, DeviceState
+from sgray.engine.graphs import StepGraphs, graph_sizes
+from sgray.engine.plan import StepPlan, StepResult
+from sgray.engine.sampler import rows_at_once
+from sgray.kernels.launch import features
+from sgray.kernels.sampling.kernel import sample
+from sgray.kernels.sampling.reference import token_logprobs
+from sgray.kernels.step_inputs.kernel import expand_step, record_tokens
+from sgray.layers.backends.kernel_attention import AttentionSizes, KernelAttention, StepSize
+from sgray.layers.residual import Residual
+from sgray.memory.pool import KVPool
+from sgray.models.decoder import Decoder
+from sgray.protocol import NO_LOGPROBS, TokenLogprobs
+
+NOT_FINITE = "the model's scores are not finite numbers"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The largest step: `max_graph` is the largest decode batch run as a graph, 0 for none."""
+
+    max_sequences: int
+    max_tokens: int
+    max_length: int
+    max_graph: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alternatives:
+    """Log-probabilities on their way to the host: of R chosen tokens, and of the best ids of each row (R, n)."""
+
+    chosen_R: Tensor
+    ids_RN: Tensor
+    values_RN: Tensor
+
+    def entries(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
+        """One entry a row, with as many alternatives as each row wants. Only when the step has ended."""
+        rows = zip(self.chosen_R.tolist(), self.ids_RN.tolist(), self.values_RN.tolist(), num_top, strict=True)
+        return [
+            TokenLogprobs(chosen, list(zip(ids[:count], values[:count], strict=True)))
+            for chosen, ids, values, count in rows
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was queued. `prompt_logprobs` has an entry for each sequence that wants them, in pieces."""
+
+    plan: StepPlan
+    done: torch.cuda.Event | None
+    tokens_B: Tensor
+    asking: list[int]
+    num_top: list[int]
+    logprobs: Alternatives | None
+    prompt_logprobs: dict[int, list[tuple[Alternatives, list[int]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a slot's admission says about log-probabilities."""
+
+    logprobs: int
+    prompt_logprobs: int
+    prompt: list[int]
+
+
+class DeviceRunner:
+    """Executes plans for one model on one device, each in the order of submission, on one stream."""
+
+    def __init__(self, model: Decoder, pool: KVPool, capacity: Capacity, sizes: AttentionSizes) -> None:
+        self._model = model
+        self._pool = pool
+        self._device = pool.pages.device
+        max_pages = -(-capacity.max_length // pool.shape.page_size)
+        self._state = DeviceState(
+            capacity.max_sequences, capacity.max_tokens, max_pages, model.spec.vocab_size, self._device
+        )
+        rotation = model.rope.table(capacity.max_length)
+        windows = model.spec.windows
+        self._attention = KernelAttention(pool.layers, self._state.page_table_SP, rotation, windows, sizes)
+        self._has_pdl = features(self._device).has_pdl
+        is_pinned = self._device.type == "cuda"
+        self._results = [
+            torch.zeros(capacity.max_sequences, dtype=torch.int32, pin_memory=is_pinned) for _ in range(NUM_BUFFERS)
+        ]
+        self._told: dict[int, Told] = {}
+        self._flights: deque[Flight] = deque()
+        captured = (
+            graph_sizes(capacity.max_graph, capacity.max_tokens, self._attention.max_short)
+            if capacity.max_graph
+            else []
+        )
+        self._graphs = StepGraphs(self._launch, captured)
+
+    @property
+    def depth(self) -> int:
+        """One step may be in flight while the next is planned."""
+        return 1
+
+    @torch.inference_mode()
+    def try_largest(self) -> None:
+        """Launches the largest step, without a sequence in it: all its memory is taken, all its kernels are there."""
+        count, num_tokens = self._state.layout.max_sequences, self._state.layout.max_tokens
+        for max_short in {1, self._attention.max_short}:
+            num_short = min(num_tokens, count * max_short)
+            self._launch(StepSize(count, num_tokens, max_short, num_short, num_tokens, longest=0))
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Captures the graphs; before the first step, or between steps."""
+        self._graphs.capture_all()
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> None:
+        """Queues one step; nothing here waits for the device."""
+        for told in plan.admissions:
+            params = told.sampling
+            prompt = told.tokens[: told.num_prompt] if params.prompt_logprobs != NO_LOGPROBS else []
+            self._told[told.slot] = Told(params.logprobs, params.prompt_logprobs, prompt)
+        self._state.admit(plan)
+        self._pool.copy_pages(plan.copies)
+        self._state.upload(plan)
+        hidden = self._run(plan)
+        self._flights.append(self._send_back(plan, hidden))
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest step in flight."""
+        flight = self._flights.popleft()
+        if flight.done is not None:
+            flight.done.synchronize()
+        return _result(flight)
+
+    def reset(self) -> None:
+        """Drops what is in flight."""
+        self._flights.clear()
+
+    def _run(self, plan: StepPlan) -> Residual | None:
+        """The step by its graph. Where there is none or prompts are scored, by single kernels: all hidden states."""
+        count, num_tokens = len(plan.slots), len(plan.tokens)
+        if all(self._told[slot].prompt_logprobs == NO_LOGPROBS for slot in plan.slots):
+            size = self._graphs.fitting(count, num_tokens, is_decode=num_tokens == count)
+            if size is not None:
+                self._graphs.replay(size)
+                return None
+        return self._launch(self._exact_size(plan))
+
+    def _exact_size(self, plan: StepPlan) -> StepSize:
+        max_short = 1 if len(plan.tokens) == len(plan.slots) else self._attention.max_short
+        num_short = sum(length for length in plan.lengths if length <= max_short)
+        longest = max(start + length for start, length in zip(plan.starts, plan.lengths, strict=True))
+        num_tokens = len(plan.tokens)
+        return StepSize(len(plan.slots), num_tokens, max_short, num_short, num_tokens - num_short, longest)
+
+    def _launch(self, size: StepSize) -> Residual:
+        """Queues every kernel of a step whose words lie on the device; its hidden states."""
+        state, pdl = self._state, self._has_pdl
+        rows = state.rows.first(size.num_tokens, size.num_sequences)
+        batch = state.layout.tables(state.words, size.num_sequences)
+        expand_step(
+            state.words,
+            state.layout,
+            state.page_table_SP,
+            state.last_tokens_S,
+            rows,
+            page_size=self._pool.shape.page_size,
+            pdl=pdl,
+        )
+        hidden = self._model.run(rows.tokens_T, self._attention.plan(rows, batch, size))
+        is_decode = size.max_short == 1 and size.num_long == 0
+        last = hidden if is_decode else hidden.take(rows.last_rows_B)
+        logits_BV = self._model.logits(last, state.logits_BV[: size.num_sequences])
+        drawn_B = state.drawn_B[: size.num_sequences]
+        sample(logits_BV, rows.draw_slots_B, rows.draw_positions_B, state.sampling, drawn_B, pdl=pdl)
+        record_tokens(drawn_B, rows.draw_slots_B, state.last_tokens_S, pdl=pdl)
+        return hidden
+
+    def _send_back(self, plan: StepPlan, hidden: Residual | None) -> Flight:
+        """Queues the copies of what the host wants to know, and the event behind them."""
+        count = len(plan.slots)
+        tokens_B = self._results[plan.step % NUM_BUFFERS][:count]
+        tokens_B.copy_(self._state.drawn_B[:count], non_blocking=True)
+        asking = [
+            index
+            for index, (slot, draws) in enumerate(zip(plan.slots, plan.samples, strict=True))
+            if draws and self._told[slot].logprobs != NO_LOGPROBS
+        ]
+        num_top = [self._told[plan.slots[index]].logprobs for index in asking]
+        logprobs = self._chosen_logprobs(asking, max(num_top)) if asking else None
+        prompts = {} if hidden is None else self._prompt_logprobs(plan, hidden)
+        done = None
+        if self._device.type == "cuda":
+            done = torch.cuda.Event()
+            done.record()
+        return Flight(plan, done, tokens_B, asking, num_top, logprobs, prompts)
+
+    def _chosen_logprobs(self, asking: list[int], num_top: int) -> Alternatives:
+        rows = self._on_device(asking)
+        tokens = self._state.drawn_B.index_select(0, rows)
+        return self._alternatives(self._state.logits_BV.index_select(0, rows), tokens, num_top)
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Residual) -> dict[int, list[tuple[Alternatives, list[int]]]]:
+        """For every prompt token that a row of the step predicts; logits in pieces of bounded size."""
+        found: dict[int, list[tuple[Alternatives, list[int]]]] = {}
+        first, at_once = 0, rows_at_once(self._model.spec.vocab_size)
+        for index, (slot, start, length) in enumerate(zip(plan.slots, plan.starts, plan.lengths, strict=True)):
+            told = self._told[slot]
+            if told.prompt_logprobs != NO_LOGPROBS:
+                targets = told.prompt[start + 1 : start + length + 1]
+                found[index] = []
+                for begin in range(0, len(targets), at_once):
+                    piece = targets[begin : begin + at_once]
+                    rows = hidden.take(slice(first + begin, first + begin + len(piece)))
+                    logits_RV = self._model.logits(rows)
+                    alternatives = self._alternatives(logits_RV, self._on_device(piece), told.prompt_logprobs)
+                    found[index].append((alternatives, [told.prompt_logprobs] * len(piece)))
+            first += length
+        return found
+
+    def _alternatives(self, logits_RV: Tensor, tokens_R: Tensor, num_top: int) -> Alternatives:
+        return Alternatives(*(self._to_host(tensor) for tensor in token_logprobs(logits_RV, tokens_R, num_top)))
+
+    def _to_host(self, values: Tensor) -> Tensor:
+        is_pinned = self._device.type == "cuda"
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=is_pinned)
+        return host.copy_(values, non_blocking=True)
+
+    def _on_device(self, values: list[int]) -> Tensor:
+        host = torch.tensor(values, dtype=torch.int32)
+        return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
+
+
+def _result(flight: Flight) -> StepResult:
+    plan = flight.plan
+    drawn = flight.tokens_B.tolist()
+    tokens = [token if draws else -1 for token, draws in zip(drawn, plan.samples, strict=True)]
+    errors = {index: NOT_FINITE for index, draws in enumerate(plan.samples) if draws and drawn[index] < 0}
+    logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
+    if flight.logprobs is not None:
+        for index, entry in zip(flight.asking, flight.logprobs.entries(flight.num_top), strict=True):
+            logprobs[index] = None if index in errors else entry
+    prompts: list[list[TokenLogprobs] | None] = [None] * len(tokens)
+    for index, pieces in flight.prompt_logprobs.items():
+        prompts[index] = [entry for piece, num_top in pieces for entry in piece.entries(num_top)]
+    return StepResult(plan.step, tokens, logprobs, prompts, errors)

@@ -1,0 +1,74 @@
+"""What stays on the device from step to step, by slot, and the one upload a step that changes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sgray.engine.plan import StepPlan
+from sgray.kernels.sampling.state import SamplingState, describe, store
+from sgray.kernels.step_inputs.words import NUM_PAGES, NUM_SEQUENCES, NUM_TOKENS, StepRows, StepWords
+
+# A step may be in flight and the next one planned; the one after that finds the first buffer free again.
+NUM_BUFFERS = 3
+
+
+class DeviceState:
+    """Tables of `num_slots` slots, and the buffers of steps of at most `max_tokens` tokens."""
+
+    def __init__(self, num_slots: int, max_tokens: int, max_pages: int, vocab_size: int, device: torch.device) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.layout = StepWords(num_slots, max_tokens)
+        num_words = self.layout.pages + 3 * num_slots * max_pages
+        self.words = zeros(num_words)
+        self.page_table_SP = zeros(num_slots, max_pages)
+        self.last_tokens_S = zeros(num_slots)
+        self.sampling = SamplingState.allocate(num_slots, vocab_size, device)
+        self.rows = StepRows.allocate(max_tokens, num_slots, device)
+        self.drawn_B = zeros(num_slots)
+        self.logits_BV = torch.empty(num_slots, vocab_size, device=device)
+        pinned = device.type == "cuda"
+        self._staged = [torch.zeros(num_words, dtype=torch.int32, pin_memory=pinned) for _ in range(NUM_BUFFERS)]
+
+    def admit(self, plan: StepPlan) -> None:
+        """Slots learn how their new sequences are sampled."""
+        descriptions = [
+            describe(
+                told.sampling,
+                seed=told.seed,
+                num_prompt=told.num_prompt,
+                end_ids=told.end_ids,
+                tokens=told.tokens,
+            )
+            for told in plan.admissions
+        ]
+        store(self.sampling, descriptions, [told.slot for told in plan.admissions])
+
+    def upload(self, plan: StepPlan) -> None:
+        """Queues the copy of a plan's words."""
+        staged = self._staged[plan.step % NUM_BUFFERS]
+        used = self._fill(staged.numpy(), plan)
+        self.words[:used].copy_(staged[:used], non_blocking=True)
+
+    def _fill(self, words: np.ndarray, plan: StepPlan) -> int:
+        """Writes the words; how many."""
+        layout, count, num_tokens, num_pages = self.layout, len(plan.slots), len(plan.tokens), len(plan.new_pages)
+        words[NUM_SEQUENCES], words[NUM_TOKENS], words[NUM_PAGES] = count, num_tokens, num_pages
+        lengths = np.array(plan.lengths, dtype=np.int32)
+        columns = (
+            ("slots", plan.slots),
+            ("starts", plan.starts),
+            ("lengths", lengths),
+            ("firsts", np.cumsum(lengths) - lengths),
+            ("draws", plan.samples),
+        )
+        for kind, values in columns:
+            words[layout.place(kind) : layout.place(kind) + count] = values
+        words[layout.tokens : layout.tokens + num_tokens] = plan.tokens
+        used = layout.pages + 3 * num_pages
+        if num_pages:
+            words[layout.pages : used] = np.array(plan.new_pages, dtype=np.int32).reshape(-1)
+        return used

@@ -1,0 +1,88 @@
+"""The GPU's runner on Triton's interpreter: the same tokens as the CPU's runner, however the work is cut."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton comes with the extra `dev` on Linux")
+
+import interpreter
+import triton
+from twins import make_twin, some_tokens
+
+from sgray.config import Config
+from sgray.engine.device_load import load_device_runner
+from sgray.engine.engine import Engine
+from sgray.engine.executor import load_executor, measure_hardware
+from sgray.layers.linear import Placement
+from sgray.models.spec import served_spec
+from sgray.parallel.mesh import Mesh
+from sgray.protocol import Request, SamplingParams
+
+# Rows of padding hold garbage, which a GPU multiplies without a word.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+if triton.knobs.runtime.interpret:
+    interpreter.install()
+DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
+SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "hidden_size": 64, "num_hidden_layers": 2}
+
+
+def config_of(model_dir: Path, **schedule: object) -> Config:
+    values = {
+        "model": {"model_path": str(model_dir), "dtype": "float32", "device": "cpu"},
+        "memory": {"max_total_tokens": 2048, "page_size": 16},
+        "schedule": {"max_running_requests": 4, "chunked_prefill_size": 48, "random_seed": 1, **schedule},
+    }
+    return Config.parse(values).resolve(measure_hardware())
+
+
+def device_engine(model_dir: Path, **schedule: object) -> Engine:
+    config = config_of(model_dir, disable_cuda_graph=DEVICE.type == "cpu", **schedule)
+    spec = served_spec(model_dir, config)
+    placement = Placement(Mesh(), torch.float32, DEVICE)
+    runner, pool = load_device_runner(config, spec, model_dir, placement, lambda _: 2**30)
+    info = load_executor(config)[1]
+    assert info.num_pages == len(pool.pages)
+    return Engine(runner, info, config)
+
+
+def run(engine: Engine, requests: list[Request]) -> dict[str, tuple[list[int], object]]:
+    """Tokens and how it ended, by request."""
+    found: dict[str, list[int]] = {request.id: [] for request in requests}
+    ends: dict[str, object] = {}
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        for delta in engine.step().deltas:
+            found[delta.id] += delta.tokens
+            if delta.finish is not None:
+                ends[delta.id] = delta.finish
+    engine.check()
+    return {name: (tokens, ends[name]) for name, tokens in found.items()}
+
+
+def greedy(name: str, tokens: list[int], count: int = 5, **changes: object) -> Request:
+    return Request(name, tokens, SamplingParams(max_new_tokens=count, temperature=0.0, **changes))
+
+
+def mixed_requests() -> list[Request]:
+    rng = random.Random(0)
+    prefix = some_tokens(33)
+    return [
+        greedy("short", some_tokens(3, seed=1)),
+        greedy("long", some_tokens(70, seed=2), 4),
+        greedy("first", prefix + some_tokens(4, seed=3)),
+        greedy("second", prefix + some_tokens(9, seed=4), 3, repetition_penalty=1.3, presence_penalty=0.4),
+        greedy("biased", some_tokens(6, seed=5), 3, logit_bias={rng.randrange(3, 101): 7.5}, min_new_tokens=2),
+    ]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2"])
+def test_the_tokens_of_the_cpus_runner(tmp_path: Path, family: str) -> None:
+    model_dir = make_twin(tmp_path, family, **SIZES)
+    plain = Engine(*load_executor(config_of(model_dir)), config_of(model_dir))
+    assert run(device_engine(model_dir), mixed_requests()) == run(plain, mixed_requests())

@@ -1,0 +1,147 @@
+"""On a GPU the engine gives the same tokens however it is run: by graphs or not, overlapped or not, cached, in company.
+
+In float32 to the token. In bfloat16 two scores may round to a tie: where tokens differ, the two best were that close.
+Needs a CUDA device; TRITON_INTERPRET=0 must be in the environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from twins import make_twin, some_tokens
+
+from sgray.config import DEFAULT_MODEL, Config
+from sgray.engine.engine import Engine
+from sgray.errors import SgrayError
+from sgray.models.hub import resolve_model
+from sgray.protocol import Request, SamplingParams
+
+VOCAB = 4000
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 512,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.05,
+}
+NUM_OUTPUT = 24
+TIE = 0.08  # nats between the two best; bfloat16 rounds scores of 16 to steps of 0.125
+WAYS: dict[str, dict[str, dict[str, Any]]] = {
+    "eager": {"schedule": {"disable_cuda_graph": True}},
+    "serial": {"schedule": {"disable_overlap": True}},
+    "uncached": {"memory": {"disable_radix_cache": True}},
+    "small chunks": {"schedule": {"chunked_prefill_size": 96, "mixed_prefill_size": 32}},
+}
+
+
+@pytest.fixture(scope="module", params=["twin", "SmolLM2"])
+def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    if request.param == "twin":
+        return str(make_twin(tmp_path_factory.mktemp("twin"), **SIZES))
+    try:
+        return str(resolve_model(DEFAULT_MODEL, progress=False))
+    except SgrayError as error:
+        pytest.skip(f"the default model is not here: {error.message}")
+
+
+def engine_of(model_path: str, dtype: str, **sections: dict[str, Any]) -> Engine:
+    schedule = {"max_running_requests": 64, "chunked_prefill_size": 2048, "random_seed": 0}
+    values = {
+        "model": {"model_path": model_path, "dtype": dtype, "device": "cuda", "context_length": 2048},
+        "memory": {"max_total_tokens": 65536, **sections.get("memory", {})},
+        "schedule": {**schedule, **sections.get("schedule", {})},
+    }
+    return Engine.load(Config.parse(values))
+
+
+def requests(sampling: dict[str, Any]) -> list[Request]:
+    """64 prompts of 1 to 700 tokens; half of them begin alike."""
+    prefix = some_tokens(150, vocab_size=VOCAB)
+    prompts = [
+        [*(prefix if index % 2 else []), *some_tokens(1 + index * 37 % 550, seed=index + 1, vocab_size=VOCAB)]
+        for index in range(64)
+    ]
+    params = SamplingParams(max_new_tokens=NUM_OUTPUT, ignore_eos=True, logprobs=2, **sampling)
+    return [Request(str(index), prompt, params) for index, prompt in enumerate(prompts)]
+
+
+Answer = list[tuple[int, float]]  # tokens, each with the distance of the two best
+
+
+def run(engine: Engine, batch: list[Request]) -> dict[str, Answer]:
+    found: dict[str, Answer] = {request.id: [] for request in batch}
+    for request in batch:
+        engine.add(request)
+    while engine.has_work:
+        for delta in engine.step().deltas:
+            assert delta.finish is None or delta.finish.reason == "length", delta
+            for token, entry in zip(delta.tokens, delta.logprobs or [], strict=True):
+                found[delta.id].append((token, entry.top[0][1] - entry.top[1][1]))
+    engine.check()
+    return found
+
+
+def differing(one: dict[str, Answer], other: dict[str, Answer], tie: float) -> list[str]:
+    """Where two runs part although the two best were further than `tie` from each other."""
+    found = []
+    for name, answer in one.items():
+        for place, ((token, gap), (wanted, _)) in enumerate(zip(answer, other[name], strict=True)):
+            if token != wanted:
+                if gap >= tie:
+                    found.append(f"request {name}, token {place}: {token} instead of {wanted}, {gap:.3f} nats apart")
+                break
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_greedy_answers_do_not_depend_on_how_the_engine_runs(model_path: str, dtype: str) -> None:
+    tie = 0.0 if dtype == "float32" else TIE
+    engine = engine_of(model_path, dtype)
+    batch = requests({"temperature": 0.0})
+    wanted = run(engine, batch)
+    parts = {"again, from the cache": differing(run(engine, batch), wanted, tie)}
+    alone: dict[str, Answer] = {}
+    for request in batch:
+        alone |= run(engine, [request])
+    parts["alone"] = differing(alone, wanted, tie)
+    del engine
+    for name, sections in WAYS.items():
+        torch.cuda.empty_cache()
+        parts[name] = differing(run(engine_of(model_path, dtype, **sections), batch), wanted, tie)
+    assert {name: found for name, found in parts.items() if found} == {}
+
+
+def test_seeded_draws_with_penalties_do_not_depend_on_how_the_engine_runs(model_path: str) -> None:
+    batch = requests({"temperature": 0.9, "top_p": 0.9, "top_k": 50, "seed": 7, "repetition_penalty": 1.1})
+    tokens = []
+    for sections in ({}, *WAYS.values()):
+        torch.cuda.empty_cache()
+        found = run(engine_of(model_path, "float32", **sections), batch)
+        tokens.append({name: [token for token, _ in answer] for name, answer in found.items()})
+    assert all(one == tokens[0] for one in tokens)
+
+
+def test_no_step_waits_for_the_device(model_path: str) -> None:
+    engine = engine_of(model_path, "bfloat16")
+    run(engine, requests({"temperature": 0.0}))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(engine, requests({"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "logit_bias": {5: 1.0}}))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_too_little_memory_says_what_to_lower(model_path: str) -> None:
+    with pytest.raises(SgrayError, match="mem_fraction_static"):
+        engine_of(model_path, "bfloat16", memory={"max_total_tokens": 2**40})

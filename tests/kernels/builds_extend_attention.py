@@ -1,0 +1,71 @@
+"""Attention of extends as it is shipped: tiles of 64 and 128 rows over bulk loads, rows of small pages, float32."""
+
+import torch
+from aot import Build
+
+from sgray.kernels.extend_attention.kernel import BOX, PLAN_CELLS, _attend, _plan
+from sgray.kernels.extend_attention.work import choose
+
+LLAMA, SMOLLM = (32, 8, 128), (9, 3, 64)
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+FLAGS = ("HAS_WINDOW", "HAS_CAP", "HAS_SINKS", "PDL")
+
+
+def builds() -> list[Build]:
+    return [
+        _planner(16),
+        _attention("bf16", LLAMA, rows=64),
+        _attention("bf16", LLAMA, rows=64, PDL=True),
+        _attention("bf16", LLAMA, rows=128),
+        _attention("bf16", LLAMA, rows=64, HAS_WINDOW=True, HAS_CAP=True, HAS_SINKS=True),
+        _attention("bf16", LLAMA, rows=64, page_size=16),
+        _attention("bf16", SMOLLM, rows=64),
+        _attention("fp32", SMOLLM, rows=64),
+    ]
+
+
+def _planner(tokens: int) -> Build:
+    tables = dict.fromkeys(("slots_ptr", "starts_ptr", "lengths_ptr", "firsts_ptr", "num_sequences_ptr"), "*i32")
+    sequences = 512
+    return Build(
+        kernel=_plan,
+        signature={**tables, "tiles_ptr": "*i32", "num_tiles": "i32", "min_length": "i32"},
+        constants={"TOKENS": tokens, "SEQUENCES": sequences, "TILES": PLAN_CELLS // sequences},
+        aligned=(*tables, "tiles_ptr"),
+    )
+
+
+def _attention(dtype: str, model: tuple[int, int, int], *, rows: int, page_size: int = 64, **flags: bool) -> Build:
+    heads, kv_heads, head_dim = model
+    shape = choose(DTYPES[dtype], head_dim, rows)
+    has_boxes = dtype != "fp32" and page_size >= BOX
+    side = f"tensordesc<{dtype}[1, {BOX}, {head_dim}]>" if has_boxes else f"*{dtype}"
+    pointers = {
+        "query_ptr": f"*{dtype}",
+        "keys": side,
+        "values": side,
+        "page_table_ptr": "*i32",
+        "tiles_ptr": "*i32",
+        "sinks_ptr": "*fp32",
+        "out_ptr": f"*{dtype}",
+    }
+    scalars = {"factor": "fp32", "cap": "fp32", "window": "i32", "table_stride": "i32", "page_stride": "i32"}
+    return Build(
+        kernel=_attend,
+        signature={**pointers, **scalars},
+        constants={
+            "H": heads,
+            "K": kv_heads,
+            "D": head_dim,
+            "PAGE": page_size,
+            "ROWS": rows,
+            "KEYS": shape.keys,
+            "STAGES": shape.stages,
+            "HAS_BOXES": has_boxes,
+            **{flag: flags.get(flag, False) for flag in FLAGS},
+        },
+        num_warps=shape.warps,
+        aligned=(*(name for name, kind in pointers.items() if kind.startswith("*")), "page_stride"),
+        expect=("HGMMA",) + ("UTMALDG",) * has_boxes if dtype != "fp32" else (),
+        portable=not has_boxes and not flags.get("PDL", False),
+    )

@@ -1,0 +1,127 @@
+"""The configurations of span attention that ship: decoding and verification, for the models we name and a few rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from aot import Build
+
+from sgray.kernels.span_attention.kernel import PLAN_WARPS, _attend, _merge, _plan, choose, choose_merge
+from sgray.kernels.span_attention.work import TILE, SpanLimits
+
+POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+LLAMA = (32, 8, 128)
+SMOL = (9, 3, 64)
+
+
+def limits(model: tuple[int, int, int], rows: int = 16, sequences: int = 16, page_size: int = 64) -> SpanLimits:
+    heads, kv_heads, head_dim = model
+    return SpanLimits(
+        max_sequences=sequences,
+        max_tokens=sequences,
+        max_length=131072,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        rows_per_task=rows,
+        num_sms=132,
+    )
+
+
+def attend(sizes: SpanLimits, dtype: torch.dtype = torch.bfloat16, **flags: bool) -> Build:
+    config = choose(sizes, dtype.itemsize)
+    pointers: dict[str, str] = {
+        **dict.fromkeys(("query", "keys", "values"), POINTERS[dtype]),
+        **dict.fromkeys(("page_table", "tasks", "entries", "counts"), "*i32"),
+        **dict.fromkeys(("partials", "sums"), "*fp32"),
+    }
+    strides = ("query_stride", "query_head_stride", "page_stride")
+    constants: dict[str, Any] = {
+        "HEADS": sizes.num_heads,
+        "GROUP": sizes.num_heads // sizes.num_kv_heads,
+        "HEAD_DIM": sizes.head_dim,
+        "BLOCK_D": 1 << (sizes.head_dim - 1).bit_length(),
+        "PAGE": sizes.page_size,
+        "ROWS": sizes.rows_per_task,
+        "KEYS": config.block_keys,
+        "HAS_WINDOW": False,
+        "HAS_SOFTCAP": False,
+        "PDL": False,
+        **flags,
+    }
+    is_half = dtype == torch.bfloat16
+    return Build(
+        _attend,
+        pointers
+        | {"scale": "fp32", "softcap": "fp32", "window": "i32"}
+        | dict.fromkeys((*strides, "table_stride"), "i32"),
+        constants,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        aligned=(*pointers, *strides),
+        expect=("LDGSTS", "HGMMA" if sizes.rows_per_task >= 64 else "HMMA") if is_half else (),
+        portable=not constants["PDL"],
+    )
+
+
+def merge(sizes: SpanLimits, sinks: bool = False, dtype: torch.dtype = torch.bfloat16, pdl: bool = False) -> Build:
+    config = choose_merge(sizes)
+    pointers = {"rows": "*i32", "counts": "*i32", "partials": "*fp32", "sums": "*fp32", "out": POINTERS[dtype]}
+    pointers |= {"sinks": "*bf16"} if sinks else {}
+    constants: dict[str, Any] = {
+        "HEADS": sizes.num_heads,
+        "HEAD_DIM": sizes.head_dim,
+        "BLOCK_D": 1 << (sizes.head_dim - 1).bit_length(),
+        "SPLITS": config.block_splits,
+        "PDL": pdl,
+    }
+    if not sinks:
+        constants["sinks"] = None
+    strides = ("out_stride", "out_head_stride")
+    return Build(
+        _merge,
+        pointers | dict.fromkeys(strides, "i32"),
+        constants,
+        num_warps=config.num_warps,
+        aligned=(*pointers, *strides),
+        portable=not pdl,
+    )
+
+
+def plan(sizes: SpanLimits, window: bool = False, pdl: bool = False) -> Build:
+    tables = ("slots", "starts", "lengths", "firsts", "num_sequences", "tasks", "entries", "rows", "counts")
+    return Build(
+        _plan,
+        dict.fromkeys(tables, "*i32") | dict.fromkeys(("max_row_tokens", "window", "load", "capacity"), "i32"),
+        {
+            "HEADS": sizes.num_kv_heads,
+            "TILE_KEYS": TILE,
+            "TASK_TOKENS": sizes.tokens_per_task,
+            "BLOCK_B": max(1 << (sizes.max_sequences - 1).bit_length(), 32),
+            "BLOCK_TASKS": max(1 << (sizes.max_tasks - 1).bit_length(), 32),
+            "HAS_WINDOW": window,
+            "PDL": pdl,
+        },
+        num_warps=PLAN_WARPS,
+        aligned=tables,
+        portable=not pdl,
+    )
+
+
+def builds() -> list[Build]:
+    return [
+        attend(limits(LLAMA), PDL=True),
+        attend(limits(LLAMA, sequences=64)),
+        attend(limits(LLAMA, rows=32), PDL=True),
+        attend(limits(LLAMA, rows=64), PDL=True),
+        attend(limits(LLAMA), HAS_WINDOW=True, HAS_SOFTCAP=True, PDL=True),
+        attend(limits(LLAMA), torch.float32),
+        attend(limits(SMOL), PDL=True),
+        attend(limits(SMOL, page_size=16)),
+        merge(limits(LLAMA), sinks=True),
+        merge(limits(LLAMA, sequences=256), pdl=True),
+        plan(limits(LLAMA, sequences=512), pdl=True),
+        plan(limits(SMOL), window=True),
+    ]
