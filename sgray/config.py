@@ -89,7 +89,7 @@ class ScheduleConfig(Section):
     mixed_prefill_size: Count | Auto = Field(
         "auto",
         description="Prompt tokens a step computes beside decoding sequences: less keeps streams smooth, more raises "
-        "throughput; auto is 256 on cuda, chunked_prefill_size on cpu.",
+        "throughput; auto is 192 on cuda, chunked_prefill_size on cpu.",
     )
     max_running_requests: Count | Auto = Field(
         "auto", description="Sequences computed together; auto is 512 on cuda, 64 on cpu."
@@ -125,7 +125,9 @@ class ServeConfig(Section):
 
     min_replicas: int = Field(1, ge=0, description="Fewest engine replicas.")
     max_replicas: int = Field(1, ge=1, description="Most engine replicas.")
-    num_ingress_replicas: int = Field(1, ge=1, description="Replicas of the HTTP ingress.")
+    num_ingress_replicas: Count | Auto = Field(
+        "auto", description="Replicas of the HTTP ingress; auto is 4 where engine replicas have GPUs, else 1."
+    )
     target_ongoing_requests: float = Field(
         32.0, gt=0, description="Requests a replica should hold; more starts another."
     )
@@ -189,7 +191,7 @@ class Config(Section):
             "model.num_threads": hardware.num_threads,
             "memory.page_size": 64 if on_gpu else 16,
             "schedule.chunked_prefill_size": chunk,
-            "schedule.mixed_prefill_size": 256 if on_gpu else chunk,
+            "schedule.mixed_prefill_size": 192 if on_gpu else chunk,
             "schedule.max_running_requests": running,
             "schedule.cuda_graph_max_bs": running,
         }

@@ -15,6 +15,9 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 NO_LOGPROBS = -1
+# What one sequence may ask for at most; on a GPU every slot has room for so many. End ids of the model count as well.
+MAX_LOGIT_BIASES = 512
+MAX_END_IDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,9 @@ class Finish:
     error: ErrorInfo | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every token, and that takes five times as long for frozen ones
 class Delta:
-    """What one step added to one request; the last one carries `finish`.
+    """What one step added to one request; the last one carries `finish`. Nobody changes it once it is made.
 
     `tokens` holds the new ids, the ending id included. `logprobs` is as long as `tokens` when asked for, else None.
     `cached_tokens` is set on the first delta alone: prompt tokens that were not computed. `prompt_logprobs` comes once,

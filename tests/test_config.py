@@ -108,7 +108,7 @@ def test_auto_becomes_the_gpus_value() -> None:
     config = Config().resolve(GPU)
     assert (config.model.device, config.model.dtype, config.memory.page_size) == ("cuda", "bfloat16", 64)
     assert (config.schedule.chunked_prefill_size, config.schedule.max_running_requests) == (8192, 512)
-    assert (config.schedule.mixed_prefill_size, config.schedule.cuda_graph_max_bs) == (256, 512)
+    assert (config.schedule.mixed_prefill_size, config.schedule.cuda_graph_max_bs) == (192, 512)
 
 
 def test_auto_follows_the_leaf_that_it_depends_on() -> None:

@@ -37,6 +37,7 @@ class Load:
 class Answer:
     """One answer as its client saw it, in seconds since it was asked for. A gap lies between two events."""
 
+    begin: float = 0.0  # on the clock that all processes share
     first_s: float = 0.0
     total_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list)
@@ -45,7 +46,7 @@ class Answer:
 def drive(url: str, model: str, load: Load, *, num_processes: int, seed: int) -> dict[str, float]:
     """Sends the load and gives the figures; latencies in milliseconds. Raises RuntimeError where an answer failed.
 
-    The rate counts from before the processes start, so it is never flattered.
+    `out_tok_s` counts from before the processes start, `out_tok_s_asking` from the first request to the last answer.
     """
     count = min(num_processes, load.streams)
     shares = [(url, model, _share(load, count, number), seed + number) for number in range(count)]
@@ -60,6 +61,7 @@ def figures(load: Load, answers: Sequence[Answer], seconds: float) -> dict[str, 
     first = sorted(answer.first_s for answer in answers)
     gaps = sorted(gap for answer in answers for gap in answer.gaps_s)
     steps = load.output_len - 1
+    asking_s = max(one.begin + one.total_s for one in answers) - min(one.begin for one in answers)
     return {
         "requests": len(answers),
         "seconds": seconds,
@@ -70,6 +72,7 @@ def figures(load: Load, answers: Sequence[Answer], seconds: float) -> dict[str, 
         "itl_ms_p50": 1e3 * quantile(gaps, 0.5),
         "itl_ms_p99": 1e3 * quantile(gaps, 0.99),
         "out_tok_s": len(answers) * load.output_len / seconds,
+        "out_tok_s_asking": len(answers) * load.output_len / asking_s,
     }
 
 
@@ -115,9 +118,9 @@ async def _ask(session: ClientSession, url: str, model: str, load: Load, rng: ra
         "ignore_eos": True,
         "stream": True,
     }
-    answer = Answer()
-    is_done = False
     begin = last = time.perf_counter()
+    answer = Answer(begin)
+    is_done = False
     async with session.post(f"{url}/v1/completions", json=body) as response:
         if response.status != 200:
             raise RuntimeError(f"HTTP {response.status}: {await response.text()}")

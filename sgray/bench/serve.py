@@ -272,9 +272,12 @@ async def _read(lines: AsyncIterable[bytes], outcome: Outcome, begin: float) -> 
 
 
 def _has_text(line: bytes) -> bool:
-    """Whether the event brings text: not chat's opening event, which only says who speaks, nor the closing one."""
-    choices = json.loads(line[6:]).get("choices") or [{}]
-    return bool(choices[0].get("text") or choices[0].get("delta", {}).get("content"))
+    """Whether the event brings text, or the tokens that a server without a tokenizer has in its place.
+
+    Chat's opening event, which only says who speaks, and the closing one bring nothing.
+    """
+    choice = (json.loads(line[6:]).get("choices") or [{}])[0]
+    return bool(choice.get("text") or choice.get("token_ids") or choice.get("delta", {}).get("content"))
 
 
 def _usage(line: bytes) -> dict[str, Any] | None:

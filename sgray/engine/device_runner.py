@@ -94,6 +94,7 @@ class DeviceRunner:
         windows = model.spec.windows
         self._attention = KernelAttention(pool.layers, self._state.page_table_SP, rotation, windows, sizes)
         self._has_pdl = features(self._device).has_pdl
+        self._max_length = capacity.max_length
         is_pinned = self._device.type == "cuda"
         self._results = [
             torch.zeros(capacity.max_sequences, dtype=torch.int32, pin_memory=is_pinned) for _ in range(NUM_BUFFERS)
@@ -118,7 +119,8 @@ class DeviceRunner:
         count, num_tokens = self._state.layout.max_sequences, self._state.layout.max_tokens
         for max_short in {1, self._attention.max_short}:
             num_short = min(num_tokens, count * max_short)
-            self._launch(StepSize(count, num_tokens, max_short, num_short, num_tokens, longest=0))
+            for longest in (0, self._max_length):
+                self._launch_exactly(StepSize(count, num_tokens, max_short, num_short, num_tokens, longest))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -159,7 +161,7 @@ class DeviceRunner:
             if size is not None:
                 self._graphs.replay(size)
                 return None
-        return self._launch(self._exact_size(plan))
+        return self._launch_exactly(self._exact_size(plan))
 
     def _exact_size(self, plan: StepPlan) -> StepSize:
         max_short = 1 if len(plan.tokens) == len(plan.slots) else self._attention.max_short
@@ -168,11 +170,15 @@ class DeviceRunner:
         num_tokens = len(plan.tokens)
         return StepSize(len(plan.slots), num_tokens, max_short, num_short, num_tokens - num_short, longest)
 
-    def _launch(self, size: StepSize) -> Residual:
+    def _launch_exactly(self, size: StepSize) -> Residual:
+        """A step of any size; planned as for the most sequences, so that no size needs kernels of its own."""
+        return self._launch(size, self._state.layout.max_sequences)
+
+    def _launch(self, size: StepSize, max_planned: int | None = None) -> Residual:
         """Queues every kernel of a step whose words lie on the device; its hidden states."""
         state, pdl = self._state, self._has_pdl
         rows = state.rows.first(size.num_tokens, size.num_sequences)
-        batch = state.layout.tables(state.words, size.num_sequences)
+        batch = state.layout.tables(state.words, max_planned or size.num_sequences)
         expand_step(
             state.words,
             state.layout,

@@ -44,7 +44,7 @@ DECODES = (
     448,
 )
 # Steps with prompts in them, as (tokens, sequences): short extends, and the chunks that run beside decodes.
-MIXED = ((16, 16), (64, 32), (128, 32), (256, 64), (288, 48), (320, 96), (384, 160), (512, 320), (768, 544))
+MIXED = ((16, 16), (64, 32), (128, 32), (200, 8), (224, 32), (264, 72), (328, 136), (456, 264), (712, 520))
 
 
 class StepGraphs:

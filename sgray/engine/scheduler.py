@@ -33,7 +33,15 @@ from sgray.engine.policy import choose_order, running_rank, waiting_rank
 from sgray.engine.sequence import NO_SLOT, PREFIX_WAIT, Sequence, failure
 from sgray.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError, SgrayError
 from sgray.memory.cache import KVLease, PrefixCache
-from sgray.protocol import Delta, Finish, Load, Request, namespace_key
+from sgray.protocol import (
+    MAX_END_IDS,
+    MAX_LOGIT_BIASES,
+    Delta,
+    Finish,
+    Load,
+    Request,
+    namespace_key,
+)
 
 MAX_LOOKAHEAD = 4096
 
@@ -277,7 +285,8 @@ class Scheduler:
             )
 
     def _validate_ids(self, request: Request) -> None:
-        """What indexes the vocabulary must lie in it: one bad id would take the whole batch down."""
+        """What indexes the vocabulary must lie in it, and there is a limit to it: else the whole batch would go down."""
+        self._validate_counts(request)
         sampling, vocab_size = request.sampling, self._limits.vocab_size
         for name, ids in (
             ("prompt", request.tokens),
@@ -294,6 +303,15 @@ class Scheduler:
                 raise InvalidRequestError(
                     f"{name} is {count}, but the vocabulary has {vocab_size} tokens; ask for fewer", param=name
                 )
+
+    def _validate_counts(self, request: Request) -> None:
+        sampling, num_ends = request.sampling, len(self._limits.end_ids)
+        for name, count, most in (
+            ("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIASES),
+            ("stop_token_ids", len(set(sampling.stop_token_ids)), MAX_END_IDS - num_ends),
+        ):
+            if count > most:
+                raise InvalidRequestError(f"{name} has {count} entries; at most {most} are supported", param=name)
 
     def _sequence(self, request: Request) -> Sequence:
         sampling = request.sampling

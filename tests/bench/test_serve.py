@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sgray.bench.serve import add_flags, first_model, make_prompts, render, run, summarise
+from sgray.bench.serve import _has_text, add_flags, first_model, make_prompts, render, run, summarise
 from sgray.errors import ConfigError
 
 TOKEN_S = 0.02
@@ -158,6 +158,20 @@ def test_failures_are_counted_by_kind_and_make_the_status_one(server: OpenAIServ
     status, figures = measure(server, tmp_path, "--num-requests", "9", "--output-len", "2", "--input-len", "4")
     assert (status, figures["errors"], figures["output_tokens"]) == (1, {told: 3}, 12)
     assert f"3 x {told}" in render(figures)
+
+
+def test_an_event_counts_from_its_first_text_or_tokens() -> None:
+    def brings(choice: dict[str, Any]) -> bool:
+        return _has_text(f"data: {json.dumps({'choices': [choice]})}\n".encode())
+
+    full = [{"text": "x"}, {"delta": {"content": "x"}}, {"text": "", "token_ids": [0]}]
+    empty = [
+        {"text": ""},
+        {"delta": {"role": "assistant", "content": ""}},
+        {"text": "", "token_ids": []},
+        {"delta": {}},
+    ]
+    assert [brings(choice) for choice in full + empty] == [True] * 3 + [False] * 4
 
 
 def test_groups_share_their_prefix(server: OpenAIServer) -> None:

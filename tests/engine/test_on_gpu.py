@@ -6,7 +6,6 @@ Needs a CUDA device; TRITON_INTERPRET=0 must be in the environment.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,11 +131,14 @@ def test_seeded_draws_with_penalties_do_not_depend_on_how_the_engine_runs(model_
     assert all(one == tokens[0] for one in tokens)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_step_waits_for_the_device(model_path: str) -> None:
     engine = engine_of(model_path, "bfloat16")
     run(engine, requests({"temperature": 0.0}))
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            torch.zeros(1, device="cuda").item()
         run(engine, requests({"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "logit_bias": {5: 1.0}}))
     finally:
         torch.cuda.set_sync_debug_mode("default")

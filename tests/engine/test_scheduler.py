@@ -768,3 +768,17 @@ def test_nothing_to_do_gives_no_plan() -> None:
     rig = Rig()
     assert rig.scheduler.schedule() is None and not rig.scheduler.has_work and rig.scheduler.is_idle
     assert rig.outputs == {} and Output().finish is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"logit_bias": dict.fromkeys(range(513), 1.0)}, "logit_bias"),
+        ({"stop_token_ids": tuple(range(33))}, "stop_token_ids"),
+    ],
+)
+def test_more_than_a_slot_has_room_for_is_refused(changes: dict[str, object], param: str) -> None:
+    rig = Rig()
+    with pytest.raises(InvalidRequestError, match="at most") as error:
+        rig.add("greedy for ids", prompt(1, 4), **changes)
+    assert error.value.param == param

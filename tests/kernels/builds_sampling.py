@@ -3,7 +3,7 @@
 import triton
 from aot import Build
 
-from sgray.kernels.sampling.kernel import choose, decide_kernel, survey_kernel
+from sgray.kernels.sampling.kernel import _decide, _survey, choose
 
 COMMON = {
     "logits_ptr": "*fp32",
@@ -41,11 +41,11 @@ def builds() -> list[Build]:
         flags = {"HAS_MASK": True, "HAS_NUM_ROWS": True, "PDL": pdl}
         parts = triton.next_power_of_2(triton.cdiv(vocab_size, sizes.block))
         found += [
-            build(survey_kernel, COMMON | LISTS, flags | {"BLOCK": sizes.block}, sizes.survey_warps, pdl),
+            build(_survey, COMMON | LISTS, flags | {"BLOCK": sizes.block}, sizes.survey_warps, pdl),
             build(
-                decide_kernel,
+                _decide,
                 COMMON | LAST,
-                flags | {"IS_ALIGNED": True, "PARTS": parts, "TILE": sizes.tile},
+                flags | {"IS_ALIGNED": True, "PARTS": parts, "BLOCK": sizes.block, "TILE": sizes.tile},
                 sizes.decide_warps,
                 pdl,
             ),

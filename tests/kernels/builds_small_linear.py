@@ -8,21 +8,14 @@ from sgray.kernels.small_linear.forms import RowForm, TileForm, choose
 from sgray.kernels.small_linear.kernel import _row, _tile
 
 
-def row(
-    outputs: int, inputs: int, x: str, out: str, *, norm: bool = False, add: bool = False, gated: bool = False
-) -> Build:
-    form = choose(1, outputs, inputs, gated=gated, normed=norm)
+def row(outputs: int, inputs: int, out: str, *, add: bool = False, gated: bool = False, dtype: str = "bf16") -> Build:
+    form = choose(1, outputs, inputs, gated=gated)
     assert isinstance(form, RowForm)
-    pointers = {"x_ptr": f"*{x}", "weight_ptr": "*bf16", "out_ptr": f"*{out}"}
-    constants: dict[str, Any] = {"bias_ptr": None}
-    if norm:
-        pointers["norm_ptr"] = "*fp32"
-    else:
-        constants["norm_ptr"] = None
-    constants |= {"INPUTS": inputs, "BLOCK": form.block_inputs, "PAIRED": form.outputs == 2}
+    pointers = {"x_ptr": f"*{dtype}", "weight_ptr": f"*{dtype}", "out_ptr": f"*{out}"}
+    constants: dict[str, Any] = {"bias_ptr": None, "INPUTS": inputs, "BLOCK": form.block_inputs}
     constants |= {"GATED": gated, "ADD": add, "PDL": True}
-    signature = {**pointers, "eps": "fp32", "distance": "i32"}
-    return Build(_row, signature, constants, form.num_warps, aligned=tuple(pointers), portable=False)
+    aligned = (*pointers, "num_outputs")
+    return Build(_row, {**pointers, "num_outputs": "i32"}, constants, form.num_warps, aligned=aligned, portable=False)
 
 
 def tile(
@@ -58,15 +51,15 @@ def tile(
 
 def builds() -> list[Build]:
     found = [
-        row(6144, 4096, "fp32", "bf16", norm=True),
-        row(4096, 4096, "bf16", "fp32", add=True),
-        row(28672, 4096, "fp32", "bf16", norm=True, gated=True),
-        row(4096, 14336, "bf16", "fp32", add=True),
-        row(128256, 4096, "fp32", "fp32", norm=True),
-        row(128256, 4096, "bf16", "fp32"),
-        row(960, 576, "fp32", "bf16", norm=True),
-        row(3072, 576, "fp32", "bf16", norm=True, gated=True),
-        row(576, 1536, "bf16", "fp32", add=True),
+        row(6144, 4096, "bf16"),
+        row(4096, 4096, "fp32", add=True),
+        row(28672, 4096, "bf16", gated=True),
+        row(4096, 14336, "fp32", add=True),
+        row(128256, 4096, "fp32"),
+        row(960, 576, "bf16"),
+        row(3072, 576, "bf16", gated=True),
+        row(576, 1536, "fp32", add=True),
+        row(28672, 4096, "fp32", gated=True, dtype="fp32"),
     ]
     for rows in (16, 32, 64):
         found += [

@@ -30,14 +30,15 @@ def limits(model: tuple[int, int, int], rows: int = 16, sequences: int = 16, pag
     )
 
 
-def attend(sizes: SpanLimits, dtype: torch.dtype = torch.bfloat16, **flags: bool) -> Build:
+def attend(sizes: SpanLimits, dtype: torch.dtype = torch.bfloat16, *, sinks: bool = False, **flags: bool) -> Build:
     config = choose(sizes, dtype.itemsize)
     pointers: dict[str, str] = {
-        **dict.fromkeys(("query", "keys", "values"), POINTERS[dtype]),
-        **dict.fromkeys(("page_table", "tasks", "entries", "counts"), "*i32"),
+        **dict.fromkeys(("query", "keys", "values", "out"), POINTERS[dtype]),
+        **dict.fromkeys(("page_table", "bins", "tasks", "entries"), "*i32"),
         **dict.fromkeys(("partials", "sums"), "*fp32"),
+        **({"sinks": "*bf16"} if sinks else {}),
     }
-    strides = ("query_stride", "query_head_stride", "page_stride")
+    strides = ("query_stride", "query_head_stride", "out_stride", "out_head_stride", "page_stride")
     constants: dict[str, Any] = {
         "HEADS": sizes.num_heads,
         "GROUP": sizes.num_heads // sizes.num_kv_heads,
@@ -49,6 +50,7 @@ def attend(sizes: SpanLimits, dtype: torch.dtype = torch.bfloat16, **flags: bool
         "HAS_WINDOW": False,
         "HAS_SOFTCAP": False,
         "PDL": False,
+        **({} if sinks else {"sinks": None}),
         **flags,
     }
     is_half = dtype == torch.bfloat16
@@ -68,12 +70,13 @@ def attend(sizes: SpanLimits, dtype: torch.dtype = torch.bfloat16, **flags: bool
 
 def merge(sizes: SpanLimits, sinks: bool = False, dtype: torch.dtype = torch.bfloat16, pdl: bool = False) -> Build:
     config = choose_merge(sizes)
-    pointers = {"rows": "*i32", "counts": "*i32", "partials": "*fp32", "sums": "*fp32", "out": POINTERS[dtype]}
+    pointers = {"rows": "*i32", "num_rows": "*i32", "partials": "*fp32", "sums": "*fp32", "out": POINTERS[dtype]}
     pointers |= {"sinks": "*bf16"} if sinks else {}
     constants: dict[str, Any] = {
         "HEADS": sizes.num_heads,
         "HEAD_DIM": sizes.head_dim,
         "BLOCK_D": 1 << (sizes.head_dim - 1).bit_length(),
+        "BLOCK_H": config.block_heads,
         "SPLITS": config.block_splits,
         "PDL": pdl,
     }
@@ -91,16 +94,16 @@ def merge(sizes: SpanLimits, sinks: bool = False, dtype: torch.dtype = torch.bfl
 
 
 def plan(sizes: SpanLimits, window: bool = False, pdl: bool = False) -> Build:
-    tables = ("slots", "starts", "lengths", "firsts", "num_sequences", "tasks", "entries", "rows", "counts")
+    tables = ("slots", "starts", "lengths", "firsts", "num_sequences", "bins", "tasks", "entries", "rows", "num_rows")
+    integers = ("max_row_tokens", "window", "num_bins", "min_share", "capacity")
     return Build(
         _plan,
-        dict.fromkeys(tables, "*i32") | dict.fromkeys(("max_row_tokens", "window", "load", "capacity"), "i32"),
+        dict.fromkeys(tables, "*i32") | dict.fromkeys(integers, "i32"),
         {
-            "HEADS": sizes.num_kv_heads,
             "TILE_KEYS": TILE,
             "TASK_TOKENS": sizes.tokens_per_task,
-            "BLOCK_B": max(1 << (sizes.max_sequences - 1).bit_length(), 32),
-            "BLOCK_TASKS": max(1 << (sizes.max_tasks - 1).bit_length(), 32),
+            "BLOCK_B": max(1 << (sizes.max_sequences - 1).bit_length(), 64),
+            "BLOCK_BINS": 1 << sizes.num_bins.bit_length(),
             "HAS_WINDOW": window,
             "PDL": pdl,
         },
@@ -113,14 +116,13 @@ def plan(sizes: SpanLimits, window: bool = False, pdl: bool = False) -> Build:
 def builds() -> list[Build]:
     return [
         attend(limits(LLAMA), PDL=True),
-        attend(limits(LLAMA, sequences=64)),
         attend(limits(LLAMA, rows=32), PDL=True),
         attend(limits(LLAMA, rows=64), PDL=True),
-        attend(limits(LLAMA), HAS_WINDOW=True, HAS_SOFTCAP=True, PDL=True),
+        attend(limits(LLAMA), sinks=True, HAS_WINDOW=True, HAS_SOFTCAP=True, PDL=True),
         attend(limits(LLAMA), torch.float32),
         attend(limits(SMOL), PDL=True),
         attend(limits(SMOL, page_size=16)),
-        merge(limits(LLAMA), sinks=True),
+        merge(limits(LLAMA, sequences=1), sinks=True),
         merge(limits(LLAMA, sequences=256), pdl=True),
         plan(limits(LLAMA, sequences=512), pdl=True),
         plan(limits(SMOL), window=True),

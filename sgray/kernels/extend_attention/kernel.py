@@ -133,7 +133,7 @@ def attend_extends(
     """See the package's docstring."""
     num_tokens, num_heads, head_dim = query_THD.shape
     page_size, num_kv_heads = pages.keys.shape[1:3]
-    shape = choose(query_THD.dtype, head_dim, plan.rows)
+    shape = choose(query_THD.dtype, head_dim, plan.rows, has_boxes=pages.boxes is not None)
     keys, values = pages.boxes or (pages.keys, pages.values)
     # Without a cap the scale takes the change of base along; with one it divides by the cap, and the cap takes it.
     factor = scale * math.log2(math.e) if softcap is None else 2 * math.log2(math.e) * scale / softcap

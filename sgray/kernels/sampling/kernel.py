@@ -1,9 +1,11 @@
 """Sampling in two kernels: parts of rows in parallel, then one program a row that decides.
 
 The first reads the logits once, wherever it can: it changes what bias, penalties, ends and mask change (such rows alone
-are written out), and finds the best of its part. The second picks the best part. Rows with a filter it goes through
-again: a few passes that each cut the range of the filter's edge into nine, until the tokens within the range fit the
-program; there the edge is found to the last bit. This knows logits and slots, nothing of sequences.
+are written out), and finds the best of its part. The second picks the best part. Of rows with a filter it lists the
+tokens from a floor up, which it takes from what the parts found; nearly always these are few and provably hold all that
+the filter leaves. Else it goes through the row again: a few passes that each cut the range of the filter's edge into
+nine, until the tokens within the range fit the program. Among the listed tokens the edge is found to the last bit. This
+knows logits and slots, nothing of sequences.
 
 Finding the edge without a sort follows FlashInfer's sampling kernels and Qrita (arXiv 2602.01518) in spirit.
 """
@@ -23,17 +25,16 @@ from sgray.kernels.sampling.state import (
     GENERATED_BITS,
     IS_MASKED,
     IS_PENALISED,
-    MAX_BIASES,
     MAX_CANDIDATES,
-    MAX_END_IDS,
     MIN_BLOCK,
     NUM_FIELDS,
     SamplingState,
 )
+from sgray.protocol import MAX_END_IDS, MAX_LOGIT_BIASES
 
 FIELDS = tl.constexpr(NUM_FIELDS)
 ENDS = tl.constexpr(MAX_END_IDS)
-BIASES = tl.constexpr(MAX_BIASES)
+BIASES = tl.constexpr(MAX_LOGIT_BIASES)
 CANDIDATES = tl.constexpr(MAX_CANDIDATES)
 GENERATED = tl.constexpr(GENERATED_BITS)
 MASKED = tl.constexpr(IS_MASKED)
@@ -44,6 +45,9 @@ FAINTEST = tl.constexpr(1e-30)  # a weight that may still divide a number of tok
 PIVOTS = tl.constexpr(8)
 # Equal steps of value narrow a range around zero, steps of bit patterns end in any case.
 MAX_VALUE_PASSES = tl.constexpr(6)
+LIST_TILE = tl.constexpr(4 * MIN_BLOCK)  # tokens loaded at once for the list
+FLOOR_STEPS = tl.constexpr(20)  # of bisection; a floor somewhat too low is a floor too
+MASS_DEPTH = tl.constexpr(12.0)  # binary orders of magnitude below the best token that nearly always hold top-p's mass
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def choose(num_rows: int, vocab_size: int, num_sms: int) -> Sizes:
     """Small parts while they leave multiprocessors idle, larger ones then. No result depends on the choice."""
     parts = triton.cdiv(vocab_size, MIN_BLOCK)
     block = MIN_BLOCK if num_rows * parts <= 8 * num_sms else 2 * MIN_BLOCK
-    return Sizes(block=block, survey_warps=block // 256, tile=2048, decide_warps=16)
+    return Sizes(block=block, survey_warps=block // 256, tile=1024, decide_warps=8)
 
 
 def sample(
@@ -95,19 +99,19 @@ def sample(
     flags = {"HAS_MASK": bitmask_RW is not None, "HAS_NUM_ROWS": num_rows_1 is not None, "PDL": has_pdl}
     source = (logits_RV, logits_RV.stride(0), vocab_size)
     is_aligned = logits_RV.stride(0) % 4 == 0 and logits_RV.data_ptr() % 16 == 0
-    survey_kernel[(num_parts, num_rows)](
+    _survey[(num_parts, num_rows)](
         *source, *rows, *tables, *adjusted, *parts, *lists, mask, mask.stride(0),
         **flags, BLOCK=sizes.block, num_warps=sizes.survey_warps, **launch,
     )  # fmt: skip
-    decide_kernel[(num_rows,)](
+    _decide[(num_rows,)](
         *source, *rows, *tables, *adjusted, *parts, *near, tokens_R, num_parts,
-        **flags, IS_ALIGNED=is_aligned, PARTS=triton.next_power_of_2(num_parts), TILE=sizes.tile,
-        num_warps=sizes.decide_warps, **launch,
+        **flags, IS_ALIGNED=is_aligned, PARTS=triton.next_power_of_2(num_parts), BLOCK=sizes.block,
+        TILE=sizes.tile, num_warps=sizes.decide_warps, **launch,
     )  # fmt: skip
 
 
 @triton.jit
-def survey_kernel(
+def _survey(
     logits_ptr, logits_stride, vocab_size,
     slots_ptr, positions_ptr, num_rows_ptr,
     floats_ptr, ints_ptr, counts_ptr, counts_stride,
@@ -119,7 +123,8 @@ def survey_kernel(
 ):  # fmt: skip
     """One part of one row: its largest logit (+inf if it holds one or NaN), and its best score with the id.
 
-    The score is the logit itself for greedy rows, the race's for rows drawn without a filter.
+    The score is the logit itself for greedy rows, the race's for rows drawn without a filter. Where there is a filter
+    the part's mass, as a multiple of its best token's, stands in the score's place.
     """
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -132,7 +137,7 @@ def survey_kernel(
     slot = _slot(slots_ptr, num_rows_ptr, row, HAS_NUM_ROWS)
     if slot < 0:
         return
-    is_greedy, is_filtered, scale, first, second = _wishes(floats_ptr, ints_ptr, positions_ptr, slot, row, vocab_size)
+    is_greedy, is_filtered, scale = _wishes(floats_ptr, ints_ptr, slot, vocab_size)
     is_masked, is_penalised, num_ends, num_biases = _changes(ints_ptr, positions_ptr, slot, row, HAS_MASK)
     if is_masked | is_penalised | (num_ends > 0) | (num_biases > 0):
         changed_ptr = adjusted_ptr + row * adjusted_stride
@@ -162,18 +167,23 @@ def survey_kernel(
     if PDL:
         gdc_launch_dependents()
     values = tl.where(values < float("inf"), values, float("inf"))
+    top = tl.max(values, axis=0)
     scores = values
     if (is_greedy == 0) & (is_filtered == 0):
+        first, second = _keys(ints_ptr, positions_ptr, slot, row)
         scores = values * scale + _noise(ids, first, second)
     best, place = tl.max(scores, axis=0, return_indices=True)
+    if is_filtered:
+        is_finite = (top > float("-inf")) & (top < float("inf"))
+        best = tl.sum(tl.exp2((values - tl.where(is_finite, top, 0.0)) * scale), axis=0)
     at = row * parts_stride + part
     tl.store(scores_ptr + at, best)
     tl.store(ids_ptr + at, part * BLOCK + place)
-    tl.store(tops_ptr + at, tl.max(values, axis=0))
+    tl.store(tops_ptr + at, top)
 
 
 @triton.jit
-def decide_kernel(
+def _decide(
     logits_ptr, logits_stride, vocab_size,
     slots_ptr, positions_ptr, num_rows_ptr,
     floats_ptr, ints_ptr, counts_ptr, counts_stride,
@@ -181,7 +191,7 @@ def decide_kernel(
     scores_ptr, ids_ptr, tops_ptr, parts_stride,
     near_ids_ptr, near_values_ptr, tokens_ptr, num_parts,
     HAS_MASK: tl.constexpr, HAS_NUM_ROWS: tl.constexpr, PDL: tl.constexpr, IS_ALIGNED: tl.constexpr,
-    PARTS: tl.constexpr, TILE: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The token of one row, and its entry among the counts."""
     row = tl.program_id(0).to(tl.int64)
@@ -198,7 +208,7 @@ def decide_kernel(
     top = tl.max(tops, axis=0)
     place = tl.argmax(scores, axis=0)
     token = tl.sum(tl.where(parts == place, ids, 0), axis=0)
-    _, is_filtered, scale, first, second = _wishes(floats_ptr, ints_ptr, positions_ptr, slot, row, vocab_size)
+    _, is_filtered, scale = _wishes(floats_ptr, ints_ptr, slot, vocab_size)
     is_masked, is_penalised, num_ends, num_biases = _changes(ints_ptr, positions_ptr, slot, row, HAS_MASK)
     is_good = (top > float("-inf")) & (top < float("inf"))
     if is_filtered & is_good:
@@ -213,10 +223,17 @@ def decide_kernel(
         top_p = tl.load(floats_ptr + slot * FIELDS + 1)
         min_p = tl.load(floats_ptr + slot * FIELDS + 2)
         top_k = tl.load(ints_ptr + slot * FIELDS)
-        near_at = row * CANDIDATES
+        first, second = _keys(ints_ptr, positions_ptr, slot, row)
+        near_ids_ptr += row * CANDIDATES
+        near_values_ptr += row * CANDIDATES
+        mass = tl.sum(tl.where(is_part, scores, 0.0) * tl.exp2((tops - top) * scale), axis=0)
+        floor, num_near = _shortlist(
+            row_ptr, vocab_size, tops, num_parts, ids_ptr + row * parts_stride, top, scale, top_k, top_p, min_p, mass,
+            near_ids_ptr, near_values_ptr, PARTS, BLOCK,
+        )  # fmt: skip
         token = _draw(
-            row_ptr, vocab_size, top, scale, top_k, top_p, min_p, first, second,
-            near_ids_ptr + near_at, near_values_ptr + near_at, TILE,
+            row_ptr, vocab_size, top, scale, top_k, top_p, min_p, first, second, mass, floor, num_near,
+            near_ids_ptr, near_values_ptr, TILE,
         )  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -238,22 +255,28 @@ def _slot(slots_ptr, num_rows_ptr, row, HAS_NUM_ROWS: tl.constexpr):
 
 
 @triton.jit
-def _wishes(floats_ptr, ints_ptr, positions_ptr, slot, row, vocab_size):
-    """How the row is drawn: greedy or not, filtered or not, the factor on its logits, the two keys of its noise."""
+def _wishes(floats_ptr, ints_ptr, slot, vocab_size):
+    """How the row is drawn: greedy or not, filtered or not, the factor on its logits."""
     temperature = tl.load(floats_ptr + slot * FIELDS)
     top_p = tl.load(floats_ptr + slot * FIELDS + 1)
     min_p = tl.load(floats_ptr + slot * FIELDS + 2)
-    ints = ints_ptr + slot * FIELDS
-    top_k = tl.load(ints)
+    top_k = tl.load(ints_ptr + slot * FIELDS)
     is_greedy = (temperature == 0) | (top_k == 1)
     is_filtered = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1) | (min_p > 0)
     scale = tl.math.div_rn(tl.zeros_like(temperature) + LOG2_E, tl.where(is_greedy, 1.0, temperature))
+    return is_greedy, is_filtered & (is_greedy == 0), scale
+
+
+@triton.jit
+def _keys(ints_ptr, positions_ptr, slot, row):
+    """The two keys of the row's noise."""
+    ints = ints_ptr + slot * FIELDS
     low = _word(tl.load(ints + 1))
     high = _word(tl.load(ints + 2))
     index = _word(tl.load(positions_ptr + row) - tl.load(ints + 3))
     first = _mix(_mix(_mix(low ^ 0x2545F491) ^ high) ^ index)
     second = _mix(_mix((_mix(high ^ 0x68E31DA4) + low) & 0xFFFFFFFF) + index & 0xFFFFFFFF)
-    return is_greedy, is_filtered & (is_greedy == 0), scale, first.to(tl.uint32), second.to(tl.uint32)
+    return first.to(tl.uint32), second.to(tl.uint32)
 
 
 @triton.jit
@@ -346,48 +369,108 @@ def _value(key):
 
 
 @triton.jit
+def _shortlist(
+    row_ptr, vocab_size, tops, num_parts, live_ptr, top, scale, top_k, top_p, min_p, mass,
+    near_ids_ptr, near_values_ptr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Lists the tokens from a floor up, in the order of their ids, out of the parts that have any.
+
+    Returns the floor and how many they are; more than fit where the list lacks a token that the filters may leave.
+    `live_ptr` is memory for the numbers of those parts.
+    """
+    by_count = (top_k > 0) & (top_k < vocab_size)
+    # In bits below the best token. Without top-k and top-p only min-p cuts, and the rounding of its own test is far less.
+    depth = tl.where(top_p < 1, MASS_DEPTH, 0.001 - tl.log2(tl.maximum(min_p, FAINTEST)))
+    floor = tl.maximum(top - tl.math.div_rn(tl.zeros_like(scale) + depth, scale), LOWEST)
+    if by_count:
+        # So many parts have a token from here up, and with it the row.
+        low = _key(tl.full((), LOWEST, tl.float32))
+        high = _key(top) + 1
+        for _ in range(FLOOR_STEPS):
+            middle = low + (high - low) // 2
+            is_enough = tl.sum((tops >= _value(middle)).to(tl.int32), axis=0) >= tl.minimum(top_k, num_parts)
+            low = tl.where(is_enough, middle, low)
+            high = tl.where(is_enough, high, middle)
+        floor = _value(low)
+    is_live = tops >= floor
+    tl.debug_barrier()  # the memory may still be being read
+    tl.store(live_ptr + tl.cumsum(is_live.to(tl.int32), axis=0) - 1, tl.arange(0, PARTS), mask=is_live)
+    tl.debug_barrier()
+    num_live = tl.sum(is_live.to(tl.int32), axis=0)
+    num_near = tl.full((), 0, tl.int32)
+    lanes = tl.arange(0, LIST_TILE)
+    for start in tl.range(0, num_live, LIST_TILE // BLOCK):
+        turns = start + lanes // BLOCK
+        ids = tl.load(live_ptr + turns, mask=turns < num_live, other=PARTS) * BLOCK + lanes % BLOCK
+        values = tl.load(row_ptr + ids, mask=ids < vocab_size, other=float("-inf"))
+        num_near += _append(values, ids, values >= floor, num_near, near_ids_ptr, near_values_ptr)
+    tl.debug_barrier()
+    values, ids = _near(near_ids_ptr, near_values_ptr, num_near)
+    held = tl.sum(tl.exp2((values - top) * scale), axis=0)
+    has_all = tl.where(by_count, (num_near >= top_k) | (floor <= LOWEST), (top_p >= 1) | (held >= top_p * mass))
+    return floor, tl.where(has_all, num_near, CANDIDATES + 1)
+
+
+@triton.jit
 def _draw(
-    row_ptr, vocab_size, top, scale, top_k, top_p, min_p, first, second,
+    row_ptr, vocab_size, top, scale, top_k, top_p, min_p, first, second, mass, floor, num_near,
     near_ids_ptr, near_values_ptr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The race's winner among what the filters leave of one row.
+    """The race's winner among what the filters leave of one row of the given mass.
 
     The list in `near_*` holds the tokens near the edge; it may hold all that are above it too (`has_all`), as it nearly
-    always does, and is then all that is looked at from there on.
+    always does from the start, and is then all that is looked at from there on.
     """
     edge = tl.full((), float("-inf"), tl.float32)  # everything finite is kept
     last_id = tl.full((), -1, tl.int32)
-    num_near = tl.full((), 0, tl.int32)
-    has_all = tl.full((), 0, tl.int32)
+    by_count = (top_k > 0) & (top_k < vocab_size)
+    has_all = (num_near <= CANDIDATES).to(tl.int32)
+    floor = tl.where(has_all != 0, floor, LOWEST)
     for phase in range(2):
         by_mass = phase == 1
-        is_active = tl.where(by_mass, top_p < 1, (top_k > 0) & (top_k < vocab_size))
+        is_active = tl.where(by_mass, top_p < 1, by_count)
         if is_active:
             target = tl.where(by_mass, top_p, top_k.to(tl.float32))
-            low = _key(tl.maximum(edge, LOWEST))
+            low = _key(tl.maximum(edge, floor))
             high = _key(top) + 1
             base = tl.full((), 0.0, tl.float32)
             if has_all == 0:
                 low, high, base, target, most = _narrow(
                     row_ptr, vocab_size, edge, last_id, top, scale, by_mass, target, TILE
                 )
-                floor = _value(low)
                 # No token weighs more than one, so where the target is larger the list cannot hold all.
                 num_near = tl.full((), CANDIDATES + 1, tl.int32)
                 if target <= CANDIDATES:
                     num_near = _gather(
-                        row_ptr, vocab_size, edge, last_id, floor, float("inf"), near_ids_ptr, near_values_ptr, TILE
+                        row_ptr,
+                        vocab_size,
+                        edge,
+                        last_id,
+                        _value(low),
+                        float("inf"),
+                        near_ids_ptr,
+                        near_values_ptr,
+                        TILE,
                     )
                 if num_near <= CANDIDATES:
                     has_all = tl.full((), 1, tl.int32)
                     base = tl.full((), 0.0, tl.float32)
                 elif most <= CANDIDATES:
                     num_near = _gather(
-                        row_ptr, vocab_size, edge, last_id, floor, _value(high), near_ids_ptr, near_values_ptr, TILE
+                        row_ptr,
+                        vocab_size,
+                        edge,
+                        last_id,
+                        _value(low),
+                        _value(high),
+                        near_ids_ptr,
+                        near_values_ptr,
+                        TILE,
                     )
             elif by_mass:
                 values, ids = _near(near_ids_ptr, near_values_ptr, num_near)
-                target = target * tl.sum(_weigh(values, ids, edge, last_id, top, scale, by_mass), axis=0)
+                left = tl.sum(_weigh(values, ids, edge, last_id, top, scale, by_mass), axis=0)
+                target = target * tl.where(by_count, left, mass)
             if num_near <= CANDIDATES:
                 edge, last_id = _find(
                     near_ids_ptr, near_values_ptr, num_near, edge, last_id, top, scale, by_mass, low, high, base, target
@@ -483,14 +566,20 @@ def _gather(
         ids = start + tl.arange(0, TILE)
         values = tl.load(row_ptr + ids, mask=ids < vocab_size, other=float("-inf"))
         is_near = (values >= floor) & (values < ceiling) & _is_kept(values, ids, edge, last_id)
-        num_here = tl.sum(is_near.to(tl.int32), axis=0)
-        if num_here > 0:
-            places = num_found + tl.cumsum(is_near.to(tl.int32), axis=0) - 1
-            tl.store(near_ids_ptr + places, ids, mask=is_near & (places < CANDIDATES))
-            tl.store(near_values_ptr + places, values, mask=is_near & (places < CANDIDATES))
-        num_found += num_here
+        num_found += _append(values, ids, is_near, num_found, near_ids_ptr, near_values_ptr)
     tl.debug_barrier()
     return num_found
+
+
+@triton.jit
+def _append(values, ids, is_near, num_found, near_ids_ptr, near_values_ptr):
+    """Adds tokens to a list of `num_found`, as far as they fit; how many there were."""
+    num_here = tl.sum(is_near.to(tl.int32), axis=0)
+    if num_here > 0:
+        places = num_found + tl.cumsum(is_near.to(tl.int32), axis=0) - 1
+        tl.store(near_ids_ptr + places, ids, mask=is_near & (places < CANDIDATES))
+        tl.store(near_values_ptr + places, values, mask=is_near & (places < CANDIDATES))
+    return num_here
 
 
 @triton.jit

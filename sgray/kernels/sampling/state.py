@@ -13,11 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sgray.protocol import SamplingParams
+from sgray.protocol import MAX_END_IDS, MAX_LOGIT_BIASES, SamplingParams
 
 NUM_FIELDS = 8  # columns of the tables of floats and integers
-MAX_END_IDS = 32
-MAX_BIASES = 512
 MIN_BLOCK = 1024  # the smallest part of a row that one program surveys
 MAX_CANDIDATES = 2048  # tokens near the edge of a filter that fit one program
 # Colder than this is the largest logit for every purpose, and would overflow.
@@ -72,8 +70,8 @@ class SamplingState:
             floats_S=zeros(num_slots, NUM_FIELDS, dtype=torch.float32),
             ints_S=zeros(num_slots, NUM_FIELDS, dtype=torch.int32),
             end_ids_SE=zeros(num_slots, MAX_END_IDS, dtype=torch.int32),
-            bias_ids_SN=zeros(num_slots, MAX_BIASES, dtype=torch.int32),
-            bias_values_SN=zeros(num_slots, MAX_BIASES, dtype=torch.float32),
+            bias_ids_SN=zeros(num_slots, MAX_LOGIT_BIASES, dtype=torch.int32),
+            bias_values_SN=zeros(num_slots, MAX_LOGIT_BIASES, dtype=torch.float32),
             counts_SV=zeros(num_slots, width, dtype=torch.int16),
             adjusted_RV=zeros(rows, width, dtype=torch.float32),
             scores_RN=zeros(rows, parts, dtype=torch.float32),
@@ -100,15 +98,6 @@ class SlotDescription:
     is_penalised: bool
 
 
-def problem(params: SamplingParams, end_ids: Sequence[int]) -> str | None:
-    """Why these wishes cannot be stored, in words for the caller; None if they can."""
-    if len(params.logit_bias) > MAX_BIASES:
-        return f"logit_bias has {len(params.logit_bias)} entries; at most {MAX_BIASES} are supported"
-    if len(set(end_ids)) > MAX_END_IDS:
-        return f"{len(set(end_ids))} different stop token ids; at most {MAX_END_IDS} are supported"
-    return None
-
-
 def describe(
     params: SamplingParams,
     *,
@@ -120,11 +109,9 @@ def describe(
 ) -> SlotDescription:
     """A sequence's wishes; its first `num_prompt` tokens are the prompt, the others were generated already.
 
-    Raises ValueError where `problem` finds one.
+    The limits of `protocol` hold: whoever took the request has seen to it.
     """
-    complaint = problem(params, end_ids)
-    if complaint is not None:
-        raise ValueError(complaint)
+    assert len(params.logit_bias) <= MAX_LOGIT_BIASES and len(set(end_ids)) <= MAX_END_IDS
     is_penalised = _has_penalty(params)
     flags = IS_MASKED * is_masked + IS_PENALISED * is_penalised
     ends = sorted(set(end_ids))

@@ -8,15 +8,17 @@ MAX_ROWS = 64
 PIPELINE_BYTES = 200 * 1024  # of the 227 KB a program may have on Hopper; the rest is for the epilogue
 MAX_STAGES = 8
 BLOCK_INPUTS = 128
+ROW_BLOCK = 4096  # of one row of the weight, with one row of x
+GATED_ROW_BLOCK = 4096  # of each of two rows; 40 registers a thread, six programs a multiprocessor
+WARP_INPUTS = 512  # two loads of 16 bytes a thread
 
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """One row of x: a program makes `outputs` of y, `block_inputs` columns of the weight at a time in registers."""
+    """One row of x: a program makes one output, with `block_inputs` columns of its weights at a time in registers."""
 
-    outputs: int
     block_inputs: int
-    num_warps: int = 4
+    num_warps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,16 @@ class TileForm:
 
 
 def choose(
-    num_rows: int, outputs: int, inputs: int, *, element_bytes: int = 2, gated: bool = False, normed: bool = False
+    num_rows: int, outputs: int, inputs: int, *, element_bytes: int = 2, gated: bool = False
 ) -> RowForm | TileForm:
     """The form for 1 to `MAX_ROWS` rows of x with a weight (outputs, inputs) of `element_bytes` an element.
 
     The weight is read once and nothing is split: partial sums cost more than idle multiprocessors gain. A gated weight
-    has outputs / 2 rows of either half. `normed`: the row of x is float32 and its norm is folded in.
+    has outputs / 2 rows of either half.
     """
     assert 1 <= num_rows <= MAX_ROWS, num_rows
     if num_rows == 1:
-        return _row_form(outputs, inputs, gated, normed)
+        return _row_form(inputs, gated)
     block_rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
     if element_bytes > 2:
         return TileForm(block_rows, block_outputs=32, block_inputs=32, num_stages=2)
@@ -59,16 +61,12 @@ def choose(
     )
 
 
-def _row_form(outputs: int, inputs: int, gated: bool, normed: bool) -> RowForm:
-    """Two outputs share a reading of x and of the norm's weights, which are four times the bytes of one weight row.
-
-    Without a norm they are as many at most, and one output a program is faster.
-    """
-    is_paired = gated or (normed and outputs % 2 == 0 and outputs >= 4096)
-    block = 2048 if is_paired else 4096
+def _row_form(inputs: int, gated: bool) -> RowForm:
+    """Measured on a chain of a layer's products: wide blocks of many warps, so that a row is one or two round trips."""
+    block = GATED_ROW_BLOCK if gated else ROW_BLOCK
     while block > 256 and block >= 2 * inputs:
         block //= 2
-    return RowForm(outputs=2 if is_paired else 1, block_inputs=block)
+    return RowForm(block_inputs=block, num_warps=max(4, block // WARP_INPUTS))
 
 
 def _block_outputs(block_rows: int, outputs: int, gated: bool) -> int:

@@ -57,29 +57,21 @@ def linear(
     out_TO: Tensor,
     *,
     bias_O: Tensor | None = None,
-    norm: tuple[Tensor, float] | None = None,
     into_residual: bool = False,
     pdl: bool = False,
 ) -> None:
     """See the contract of this folder. Modifies `out_TO`."""
     outputs, inputs = weight.weight_OI.shape
     assert x_TI.shape[1] == inputs and out_TO.shape == (x_TI.shape[0], outputs // (2 if weight.is_gated else 1))
-    assert x_TI.stride(1) == 1 and out_TO.stride(1) == 1
+    assert x_TI.stride(1) == 1 and out_TO.stride(1) == 1 and x_TI.dtype == weight.weight_OI.dtype
     assert not (weight.is_gated and bias_O is not None)
-    assert not into_residual or (norm is None and out_TO.dtype == torch.float32)
-    form = choose(
-        x_TI.shape[0],
-        outputs,
-        inputs,
-        element_bytes=weight.weight_OI.element_size(),
-        gated=weight.is_gated,
-        normed=norm is not None,
-    )
+    assert not into_residual or out_TO.dtype == torch.float32
+    element_bytes = weight.weight_OI.element_size()
+    form = choose(x_TI.shape[0], outputs, inputs, element_bytes=element_bytes, gated=weight.is_gated)
     launch = {"launch_pdl": True} if pdl else {}
     if isinstance(form, RowForm):
-        _launch_row(form, x_TI, weight, out_TO, bias_O, norm, into_residual, launch)
+        _launch_row(form, x_TI, weight, out_TO, bias_O, into_residual, launch)
     else:
-        assert norm is None and x_TI.dtype == weight.weight_OI.dtype
         _launch_tile(form, x_TI, weight, out_TO, bias_O, into_residual, launch)
 
 
@@ -89,24 +81,18 @@ def _launch_row(
     weight: SmallWeight,
     out_1O: Tensor,
     bias_O: Tensor | None,
-    norm: tuple[Tensor, float] | None,
     into_residual: bool,
     launch: dict[str, bool],
 ) -> None:
-    outputs, inputs = weight.weight_OI.shape
-    programs = outputs // form.outputs
-    weight_I, eps = norm or (None, 0.0)
-    _row[(programs,)](
+    outputs = out_1O.shape[1]
+    _row[(outputs,)](
         x_1I,
         weight.weight_OI,
         bias_O,
-        weight_I,
         out_1O,
-        eps,
-        programs,
-        INPUTS=inputs,
+        outputs,
+        INPUTS=x_1I.shape[1],
         BLOCK=form.block_inputs,
-        PAIRED=form.outputs == 2,
         GATED=weight.is_gated,
         ADD=into_residual,
         PDL=bool(launch),
@@ -163,65 +149,53 @@ def _row(
     x_ptr,
     weight_ptr,
     bias_ptr,
-    norm_ptr,
     out_ptr,
-    eps,
-    distance,
+    num_outputs,
     INPUTS: tl.constexpr,
     BLOCK: tl.constexpr,
-    PAIRED: tl.constexpr,
     GATED: tl.constexpr,
     ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Output `program`, and if PAIRED the one `distance` further, which is the up half of a gate."""
-    first = tl.program_id(0)
-    second = first + distance
-    firsts = weight_ptr + first.to(tl.int64) * INPUTS
-    seconds = weight_ptr + second.to(tl.int64) * INPUTS
-    # What no predecessor writes is on its way before the wait.
-    a = _chunk(firsts, 0, INPUTS, BLOCK, "evict_first")
-    if PAIRED:
-        b = _chunk(seconds, 0, INPUTS, BLOCK, "evict_first")
-    if norm_ptr is not None:
-        scale = _chunk(norm_ptr, 0, INPUTS, BLOCK, "")
+    """One output. If GATED, the weight's rows from `num_outputs` on are the up half."""
+    output = tl.program_id(0)
+    rows = weight_ptr + output.to(tl.int64) * INPUTS
+    ups = rows + num_outputs.to(tl.int64) * INPUTS
+    # What no predecessor writes is on its way before the wait, what the end needs before the products.
+    a = _chunk(rows, 0, INPUTS, BLOCK, "evict_first")
+    if GATED:
+        b = _chunk(ups, 0, INPUTS, BLOCK, "evict_first")
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + output)
     if PDL:
         gdc_wait()
+    if ADD:
+        before = tl.load(out_ptr + output)
     sum_a = tl.zeros([BLOCK], tl.float32)
     sum_b = tl.zeros([BLOCK], tl.float32)
-    squares = tl.zeros([BLOCK], tl.float32)
     for start in tl.static_range(0, INPUTS, BLOCK):
         x = _chunk(x_ptr, start, INPUTS, BLOCK, "").to(tl.float32)
         if start + BLOCK < INPUTS:
-            next_a = _chunk(firsts, start + BLOCK, INPUTS, BLOCK, "evict_first")
-            if PAIRED:
-                next_b = _chunk(seconds, start + BLOCK, INPUTS, BLOCK, "evict_first")
-        if norm_ptr is not None:
-            squares += x * x
-            x *= scale.to(tl.float32)
-            if start + BLOCK < INPUTS:
-                scale = _chunk(norm_ptr, start + BLOCK, INPUTS, BLOCK, "")
+            next_a = _chunk(rows, start + BLOCK, INPUTS, BLOCK, "evict_first")
+            if GATED:
+                next_b = _chunk(ups, start + BLOCK, INPUTS, BLOCK, "evict_first")
         sum_a += a.to(tl.float32) * x
-        if PAIRED:
+        if GATED:
             sum_b += b.to(tl.float32) * x
         if start + BLOCK < INPUTS:
             a = next_a
-            if PAIRED:
+            if GATED:
                 b = next_b
     if PDL:
         gdc_launch_dependents()
     y = tl.sum(sum_a, 0)
-    z = tl.sum(sum_b, 0) if PAIRED else 0.0
-    if norm_ptr is not None:
-        inverse = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)
-        y *= inverse
-        z *= inverse
     if GATED:
-        _put(_gate(y, z), first, bias_ptr, out_ptr, ADD)
-    else:
-        _put(y, first, bias_ptr, out_ptr, ADD)
-        if PAIRED:
-            _put(z, second, bias_ptr, out_ptr, ADD)
+        y = _gate(y, tl.sum(sum_b, 0))
+    if bias_ptr is not None:
+        y += bias.to(tl.float32)
+    if ADD:
+        y += before
+    tl.store(out_ptr + output, y.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -239,15 +213,6 @@ def _chunk(row_ptr, start: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constex
 def _gate(gate, up):
     """silu(gate) * up."""
     return gate / (1.0 + tl.exp2(gate * -1.4426950408889634)) * up
-
-
-@triton.jit
-def _put(y, output, bias_ptr, out_ptr, ADD: tl.constexpr):
-    if bias_ptr is not None:
-        y += tl.load(bias_ptr + output).to(tl.float32)
-    if ADD:
-        y += tl.load(out_ptr + output)
-    tl.store(out_ptr + output, y.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -274,35 +239,40 @@ def _tile(
     """Outputs [first, first + BLOCK_OUTPUTS) of all rows. `x` and `weight` are descriptors if BOXES, else pointers."""
     first = tl.program_id(0) * BLOCK_OUTPUTS
     weight_rows = num_outputs * 2 if GATED else num_outputs
+    rows = tl.arange(0, BLOCK_ROWS)
+    outputs = first + tl.arange(0, BLOCK_OUTPUTS)
+    mask = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
+    outs = out_ptr + rows.to(tl.int64)[:, None] * out_stride + outputs[None, :]
+    # What the end adds arrives during the products: registers are not what limits the programs of a multiprocessor.
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + outputs, mask=outputs < num_outputs, other=0.0)
     if PDL:
         gdc_wait()
+    if ADD:
+        before = tl.load(outs, mask=mask, other=0.0)
     if SWAPPED:
         acc = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
     else:
         acc = tl.zeros([BLOCK_ROWS, BLOCK_OUTPUTS], tl.float32)
     up = acc
     for start in tl.range(0, INPUTS, BLOCK_INPUTS, num_stages=STAGES):
-        rows = _box(x, 0, start, num_rows, x_stride, INPUTS, BLOCK_ROWS, BLOCK_INPUTS, BOXES)
+        x_rows = _box(x, 0, start, num_rows, x_stride, INPUTS, BLOCK_ROWS, BLOCK_INPUTS, BOXES)
         w = _box(weight, first, start, weight_rows, INPUTS, INPUTS, BLOCK_OUTPUTS, BLOCK_INPUTS, BOXES)
-        acc = _dot(w, rows, acc, SWAPPED)
+        acc = _dot(w, x_rows, acc, SWAPPED)
         if GATED:
             w = _box(
                 weight, num_outputs + first, start, weight_rows, INPUTS, INPUTS, BLOCK_OUTPUTS, BLOCK_INPUTS, BOXES
             )
-            up = _dot(w, rows, up, SWAPPED)
+            up = _dot(w, x_rows, up, SWAPPED)
     if PDL:
         gdc_launch_dependents()
     y = _gate(acc, up) if GATED else acc
     if SWAPPED:
         y = tl.trans(y)
-    rows = tl.arange(0, BLOCK_ROWS)
-    outputs = first + tl.arange(0, BLOCK_OUTPUTS)
-    mask = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
-    outs = out_ptr + rows.to(tl.int64)[:, None] * out_stride + outputs[None, :]
     if bias_ptr is not None:
-        y += tl.load(bias_ptr + outputs, mask=outputs < num_outputs, other=0.0).to(tl.float32)[None, :]
+        y += bias.to(tl.float32)[None, :]
     if ADD:
-        y += tl.load(outs, mask=mask, other=0.0)
+        y += before
     tl.store(outs, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 

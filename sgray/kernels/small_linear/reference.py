@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -18,16 +17,11 @@ def linear(
     out_TO: Tensor,
     *,
     bias_O: Tensor | None = None,
-    norm: tuple[Tensor, float] | None = None,
     into_residual: bool = False,
     pdl: bool = False,
 ) -> None:
     """See the contract of this folder. Modifies `out_TO`."""
-    x_TI = x_TI.float()
-    if norm is not None:
-        weight_I, eps = norm
-        x_TI = x_TI * torch.rsqrt(x_TI.square().mean(-1, keepdim=True) + eps) * weight_I.float()
-    y_TO = x_TI @ weight.weight_OI.float().T
+    y_TO = x_TI.float() @ weight.weight_OI.float().T
     if bias_O is not None:
         y_TO += bias_O.float()
     if weight.is_gated:

@@ -1,10 +1,14 @@
 """Attention of few query rows over paged keys and values, cut into tasks: decoding, short extensions, verification.
 
 A **task** is a span of keys (positions `[begin, end)` of one slot's page row), the query rows that read it, and where
-each row's partial result goes. `plan_spans` writes the tasks of a step once for all its layers; `attend_spans` computes
-every task's partial results and merges those of a row. A task may be read by rows of several sequences, if the
-span is in the pages of them all; only the planner would have to emit it. Split keys with a second kernel that merges go
-back to flash-decoding (Dao et al., 2023); spans shared by sequences to Hydragen (Juravsky et al., 2024).
+each row's result goes. A **bin** is a run of tasks that one program computes. `plan_spans` lays the keys of all
+sequences end to end and cuts them in equal bins, as many as programs run at once: how long a step takes depends on how
+many keys it reads, not on how they are spread over sequences. It writes bins and tasks once for all layers of a step.
+`attend_spans` computes them and merges the partial results of rows that several tasks read for. A task may be read by
+rows of several sequences, if the span is in the pages of them all; only the planner would have to emit it.
+
+Split keys with a second kernel that merges go back to flash-decoding (Dao et al., 2023); equal shares whatever the
+lengths to Stream-K (Osama et al., 2023); spans shared by sequences to Hydragen (Juravsky et al., 2024).
 
 `plan_spans(work, batch, *, max_row_tokens, window, pdl=False)`
     Plans every sequence of `batch` (`sgray.kernels.batch`) with 1 to `max_row_tokens` tokens and ignores longer ones.

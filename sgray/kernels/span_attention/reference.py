@@ -5,51 +5,52 @@ Reads the plan on the host, so it serves tests and machines without Triton, neve
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import defaultdict
 
 import torch
 from torch import Tensor
 
 from sgray.kernels.batch import BatchTables
-from sgray.kernels.span_attention.work import LOAD, TILE, SpanWork
+from sgray.kernels.span_attention.work import MIN_SHARE, TILE, SpanWork
 
 
 def plan_spans(
     work: SpanWork, batch: BatchTables, *, max_row_tokens: int, window: int | None, pdl: bool = False
 ) -> None:
-    """Writes the tasks of the sequences with 1 to `max_row_tokens` tokens, those with the largest parts first."""
-    per_task = work.limits.tokens_per_task
+    """Cuts the tiles of the sequences with 1 to `max_row_tokens` tokens, laid end to end, in equal shares."""
+    per_task, num_bins = work.limits.tokens_per_task, work.limits.num_bins
     columns = (batch.slots_B, batch.starts_B, batch.lengths_B, batch.firsts_B)
     sequences = torch.stack(columns, dim=1)[: int(batch.num_sequences_1)].tolist()
-    planned = []
-    for slot, start, length, first in sequences:
-        if 0 < length <= max_row_tokens:
-            origin = 0 if window is None else max(start - window + 1, 0) // TILE
-            tiles = -(-(start + length) // TILE) - origin
-            planned.append((slot, start, length, first, origin, tiles))
-    total = work.limits.num_kv_heads * sum(tiles * -(-length // per_task) for _, _, length, _, _, tiles in planned)
-    goal = max(-(-total // (LOAD * work.limits.num_sms)), 1)
-
-    def splits(tiles: int) -> int:
-        return max((2 * tiles + goal) // (2 * goal), 1)
-
-    planned.sort(key=lambda sequence: -sequence[5] // splits(sequence[5]))
-    num_tasks = num_rows = partial = 0
-    for slot, start, length, first, origin, tiles in planned:
-        parts = splits(tiles)
-        for chunk in range(0, length, per_task):
-            tokens = range(chunk, min(chunk + per_task, length))
-            for part in range(parts):
-                begin = (origin + part * tiles // parts) * TILE
-                end = min((origin + (part + 1) * tiles // parts) * TILE, start + tokens.stop)
-                entries = [(first + i, start + i, partial + i * parts + part) for i in tokens]
-                work.tasks[num_tasks] = torch.tensor([slot, begin, end, len(tokens)])
-                work.entries[num_tasks, : len(tokens)] = torch.tensor(entries, dtype=torch.int32)
-                num_tasks += 1
-        for i in range(length):
-            work.rows[num_rows] = torch.tensor([first + i, partial, parts])
+    units = []
+    for chunk in range(0, max_row_tokens, per_task):
+        for slot, start, length, first in sequences:
+            if chunk < length <= max_row_tokens:
+                low, high = start + chunk, start + min(chunk + per_task, length)
+                origin = 0 if window is None else max(low - window + 1, 0) // TILE
+                units.append((slot, origin, low, high, first + chunk, -(-high // TILE) - origin))
+    share = max(-(-sum(unit[5] for unit in units) // num_bins), MIN_SHARE)
+    bins: list[int] = []
+    at = num_tasks = num_rows = partial = 0
+    for slot, origin, low, high, row, tiles in units:
+        places = [at, *range((at // share + 1) * share, at + tiles, share), at + tiles]
+        parts, tokens = len(places) - 1, high - low
+        for part, (begin, end) in enumerate(itertools.pairwise(places)):
+            if begin % share == 0:
+                bins.append(num_tasks)
+            span = ((origin + begin - at) * TILE, min((origin + end - at) * TILE, high))
+            partials = [partial + i * parts + part if parts > 1 else -1 for i in range(tokens)]
+            entries = [(row + i, low + i, partials[i]) for i in range(tokens)]
+            work.tasks[num_tasks] = torch.tensor([slot, *span, tokens])
+            work.entries[num_tasks, :tokens] = torch.tensor(entries, dtype=torch.int32)
+            num_tasks += 1
+        for i in range(tokens if parts > 1 else 0):
+            work.rows[num_rows] = torch.tensor([row + i, partial, parts])
             num_rows, partial = num_rows + 1, partial + parts
-    work.counts[:] = torch.tensor([num_tasks, num_rows])
+        at += tiles
+    work.bins[: num_bins + 1] = torch.tensor(bins + [num_tasks] * (num_bins + 1 - len(bins)))
+    work.num_rows_1.fill_(num_rows)
 
 
 def attend_spans(
@@ -67,9 +68,8 @@ def attend_spans(
     pdl: bool = False,
 ) -> None:
     """Attention of each planned row over the keys of all its tasks at once, in float32."""
-    num_tasks, num_rows = work.counts.tolist()
-    reads: dict[int, list[tuple[int, Tensor]]] = {row: [] for row in work.rows[:num_rows, 0].tolist()}
-    for task in range(num_tasks):
+    reads: dict[int, list[tuple[int, Tensor]]] = defaultdict(list)
+    for task in range(int(work.bins[work.limits.num_bins])):
         slot, begin, end, num_entries = work.tasks[task].tolist()
         positions = torch.arange(begin, end, device=keys.device)
         for row, last, _ in work.entries[task, :num_entries].tolist():

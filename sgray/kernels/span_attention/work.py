@@ -13,8 +13,13 @@ from torch import Tensor
 TILE = 64
 """Keys in a tile. A span begins at a multiple of it, or of the page size where that is less."""
 
-LOAD = 2
-"""Parts that the planner aims at, for each multiprocessor, all heads together: they fit at once and keep all busy."""
+RESIDENT = 3
+"""Programs at once on a multiprocessor whose memory holds that many: more need not be in flight to keep it busy."""
+
+MIN_SHARE = 1
+"""Tiles that a program takes at least. More makes fewer partial results of a small step, and uses fewer programs."""
+
+SHARED_BYTES = 227 * 1024  # of a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +30,14 @@ class SpanLimits:
     `rows_per_task` (16, 32 or 64) query rows of one key-value head share a task. ValueError if those cannot hold
     the heads of one token, or if the page size is not a power of two of at least 16.
 
-    **Bounds.** A task holds E = rows_per_task // (H / K) tokens. A sequence with l tokens and n tiles of keys is read
-    by q = ceil(l / E) tasks a part; over B sequences and T tokens, sum(q) <= units = min(T, B + T // E). The planner
-    takes c >= K * sum(n * q) / (2 * num_sms) tiles as the size of a part and cuts a sequence in
-    s = max(1, round(n / c)) <= n / c + 1 parts. Hence
+    **Bounds.** A task holds E = rows_per_task // (H / K) tokens. A unit is what one task would be if nothing were cut:
+    up to E tokens of a sequence, and the tiles of keys they read. B sequences with T tokens make at most
+    units = min(T, B + T // E) of them. Laid end to end, their n tiles are cut at every multiple of
+    c >= n / num_bins, so in fewer than num_bins places. Hence
 
-    - tasks: sum(s * q) <= sum(n * q) / c + sum(q) <= 2 * num_sms / K + units;
-    - partial results: sum(s * l) <= sum(n * l) / c + T <= E * 2 * num_sms / K + T, as l <= E * q;
-    - and neither is above ceil(max_length / 64) times units, or T, as s <= n.
+    - tasks: every unit begins one, every cut inside of a unit one more, so fewer than units + num_bins;
+    - rows to merge: those of units with a cut, so at most min(T, E * num_bins);
+    - partial results: a unit with x > 0 cuts has x + 1 <= 2 * x parts, so at most 2 * E * num_bins.
     """
 
     max_sequences: int
@@ -58,37 +63,54 @@ class SpanLimits:
         return self.rows_per_task // (self.num_heads // self.num_kv_heads)
 
     @property
+    def num_bins(self) -> int:
+        """Shares that the tiles of a step are dealt out in, for each key-value head: all are computed at once."""
+        fitting = SHARED_BYTES // self.program_bytes(depth=2)
+        programs = min(RESIDENT, fitting) * self.num_sms // self.num_kv_heads
+        return max(min(programs, self._max_units * -(-self.max_length // TILE)), 1)
+
+    @property
     def max_tasks(self) -> int:
         """Tasks of a step, for each key-value head."""
-        units = min(self.max_tokens, self.max_sequences + self.max_tokens // self.tokens_per_task)
-        return min(LOAD * self.num_sms // self.num_kv_heads + units, self._max_tiles * units)
+        return self._max_units + self.num_bins
+
+    @property
+    def max_merged(self) -> int:
+        """Rows of a step that more than one task reads for."""
+        return min(self.max_tokens, self.tokens_per_task * self.num_bins)
 
     @property
     def max_partials(self) -> int:
         """Partial results of a step, for each query head."""
-        splits = self.tokens_per_task * LOAD * self.num_sms // self.num_kv_heads
-        return min(splits + self.max_tokens, self._max_tiles * self.max_tokens)
+        return 2 * self.tokens_per_task * self.num_bins
 
     @property
-    def _max_tiles(self) -> int:
-        return -(-self.max_length // TILE)
+    def _max_units(self) -> int:
+        return min(self.max_tokens, self.max_sequences + self.max_tokens // self.tokens_per_task)
+
+    def program_bytes(self, depth: int) -> int:
+        """Shared memory of a program with `depth` tiles of keys and values, of two bytes a number, in flight."""
+        width = 1 << (self.head_dim - 1).bit_length()
+        return 2 * width * (depth * 2 * TILE + self.rows_per_task) + 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SpanWork:
     """The tasks of a step and the room for what they compute.
 
-    `tasks`: (task, 4) of slot, begin, end, number of entries. `entries`: (task, E, 3) of query row, that row's
-    position, partial. `rows`: (row, 3) of query row, first partial, number of partials, which are neighbours. `counts`:
-    number of tasks, number of rows. All int32. `partials`: (partial, H, D) results of single tasks; `sums`:
-    (partial, H) base-2 logarithms of their sums of exponentials; both float32.
+    `bins`: the first task of each bin and, last, the number of tasks; a bin's tasks are neighbours. `tasks`: (task, 4)
+    of slot, begin, end, number of entries. `entries`: (task, E, 3) of query row, that row's position, partial, which is
+    -1 where the task is the row's only one. `rows`: (row, 3) of query row, first partial, number of partials, which are
+    neighbours; rows with one task are not listed. `num_rows_1`: how many are. All int32. `partials`: (partial, H, D)
+    results of single tasks; `sums`: (partial, H) base-2 logarithms of their sums of exponentials; both float32.
     """
 
     limits: SpanLimits
+    bins: Tensor
     tasks: Tensor
     entries: Tensor
     rows: Tensor
-    counts: Tensor
+    num_rows_1: Tensor
     partials: Tensor
     sums: Tensor
 
@@ -104,10 +126,11 @@ class SpanWork:
 
         return cls(
             limits=limits,
+            bins=integers(limits.num_bins + 1),
             tasks=integers(limits.max_tasks, 4),
             entries=integers(limits.max_tasks, limits.tokens_per_task, 3),
-            rows=integers(limits.max_tokens, 3),
-            counts=integers(2),
+            rows=integers(limits.max_merged, 3),
+            num_rows_1=integers(1),
             partials=numbers(limits.max_partials, limits.num_heads, limits.head_dim),
             sums=numbers(limits.max_partials, limits.num_heads),
         )

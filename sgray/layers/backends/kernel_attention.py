@@ -100,7 +100,7 @@ class KernelAttention:
         spans: dict[int | None, SpanWork] = {}
         if size.num_short:
             for window, work in works.items():
-                spans[window] = work.for_capacity(size.num_sequences, size.num_short)
+                spans[window] = work.for_capacity(batch.slots_B.shape[0], size.num_short)
                 plan_spans(spans[window], batch, max_row_tokens=size.max_short, window=window, pdl=self._has_pdl)
         tiles = None
         if size.num_long:
