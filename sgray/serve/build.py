@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from sgray.config import Config, ServeConfig
+from sgray.config import Config, ServeConfig, num_ingresses
 from sgray.errors import ConfigError
 from sgray.models.spec import check_ranks, served_spec
 from sgray.serve.autoscale import replicas_for_ongoing_requests
@@ -25,7 +25,6 @@ REPLICA_DEPLOYMENT = "LLMReplica"
 INGRESS_DEPLOYMENT = "Ingress"
 
 REPORT_S, LOOK_BACK_S = 1.0, 5.0
-GPU_INGRESSES = 4
 NO_LIMIT = 1_000_000  # the engine's queue is the limit; Serve's would count streams that Serve cannot see
 
 
@@ -91,11 +90,8 @@ def _num_gpus(config: Config) -> int:
 
 
 def _num_ingresses(config: Config) -> int:
-    """One ingress carries the text of about 13,000 tokens a second, which a CPU engine never reaches and a GPU can."""
     wanted = config.serve.num_ingress_replicas
-    if isinstance(wanted, int):
-        return wanted
-    return GPU_INGRESSES if _num_gpus(config) else 1
+    return num_ingresses(has_gpus=_num_gpus(config) > 0) if wanted == "auto" else wanted
 
 
 def _check_model(config: Config) -> None:

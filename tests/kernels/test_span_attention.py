@@ -243,7 +243,7 @@ def test_the_kernel_plans_as_the_reference_does(name: str, device: torch.device)
     assert by_kernel == by_reference
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(8))
 def test_random_plans_agree_and_keep_their_bounds(seed: int, device: torch.device) -> None:
     draw = random.Random(seed)
     longest = draw.choice([1, 1, 3, 20])
@@ -327,9 +327,9 @@ def test_other_sequences_do_not_change_a_row(device: torch.device) -> None:
 
 
 def test_splitting_changes_a_result_by_rounding_alone(device: torch.device) -> None:
-    case = Case(((500, 1),), 4, 4)
+    case = Case(((300, 1),), 4, 4)
     outs = []
-    for num_sms, parts in ((1, 1), (4, 3), (64, 8)):
+    for num_sms, parts in ((1, 1), (4, 3), (64, 5)):
         work = poisoned(replace(limits_of(case), num_sms=num_sms), device)
         outs.append(run(kernel, case, replace(make(case, device), work=work))[:1])
         assert work.rows[: int(work.num_rows_1), 2].tolist() == ([parts] if parts > 1 else [])

@@ -12,7 +12,13 @@ import pytest
 from sgray import __version__
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/life_of_a_request.md", "docs/adding_a_model.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/life_of_a_request.md",
+    "docs/adding_a_model.md",
+    "docs/performance.md",
+]
 SCRIPTS = [ROOT / "scripts/setup", ROOT / "scripts/test", ROOT / "scripts/serve", ROOT / ".ci/run"]
 
 
@@ -36,9 +42,7 @@ def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
     assert "scripts/test" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/life_of_a_request.md", "docs/adding_a_model.md"]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_pages_name_only_files_that_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     named = set(re.findall(r"`((?:sgray|tests|configs|docs|examples|scripts)/[\w./-]*\w)`", text))

@@ -64,7 +64,7 @@ def choose(num_rows: int, vocab_size: int, num_sms: int) -> Sizes:
     """Small parts while they leave multiprocessors idle, larger ones then. No result depends on the choice."""
     parts = triton.cdiv(vocab_size, MIN_BLOCK)
     block = MIN_BLOCK if num_rows * parts <= 8 * num_sms else 2 * MIN_BLOCK
-    return Sizes(block=block, survey_warps=block // 256, tile=1024, decide_warps=8)
+    return Sizes(block=block, survey_warps=block // 256, tile=2048, decide_warps=8)
 
 
 def sample(
@@ -379,7 +379,7 @@ def _shortlist(
     `live_ptr` is memory for the numbers of those parts.
     """
     by_count = (top_k > 0) & (top_k < vocab_size)
-    # In bits below the best token. Without top-k and top-p only min-p cuts, and the rounding of its own test is far less.
+    # In bits below the best token. Where min-p alone cuts, the rounding of its own test is far less than what is added.
     depth = tl.where(top_p < 1, MASS_DEPTH, 0.001 - tl.log2(tl.maximum(min_p, FAINTEST)))
     floor = tl.maximum(top - tl.math.div_rn(tl.zeros_like(scale) + depth, scale), LOWEST)
     if by_count:
@@ -597,7 +597,7 @@ def _find(
     found = _value(low)
     above = base + tl.sum(tl.where(values > found, weights, 0.0), axis=0)
     is_tie = (values == found) & _is_kept(values, ids, edge, last_id)
-    weight = tl.where(by_mass, tl.exp2((found - top) * scale), 1.0)
+    weight = tl.where(by_mass, tl.exp2(tl.maximum(found - top, -1e30) * scale), 1.0)
     num_ties = _num_ties(target - above, weight, tl.sum(is_tie.to(tl.int32), axis=0))
     is_last = is_tie & (tl.cumsum(is_tie.to(tl.int32), axis=0) == num_ties)
     return found, tl.max(tl.where(is_last, ids, -1), axis=0)
