@@ -218,7 +218,7 @@ class Hardware:
 
 
 def num_ingresses(*, has_gpus: bool) -> int:
-    """One ingress carries the text of about 13,000 tokens a second, more than a CPU's engine makes and less than a GPU's."""
+    """An ingress carries the text of some 13,000 tokens a second: more than a CPU makes, less than a GPU."""
     return 4 if has_gpus else 1
 
 

@@ -285,7 +285,7 @@ class Scheduler:
             )
 
     def _validate_ids(self, request: Request) -> None:
-        """What indexes the vocabulary must lie in it, and there is a limit to it: else the whole batch would go down."""
+        """What indexes the vocabulary must lie in it, within limits: else the whole batch would go down."""
         self._validate_counts(request)
         sampling, vocab_size = request.sampling, self._limits.vocab_size
         for name, ids in (

@@ -275,8 +275,8 @@ def _keys(ints_ptr, positions_ptr, slot, row):
     high = _word(tl.load(ints + 2))
     index = _word(tl.load(positions_ptr + row) - tl.load(ints + 3))
     first = _mix(_mix(_mix(low ^ 0x2545F491) ^ high) ^ index)
-    second = _mix(_mix((_mix(high ^ 0x68E31DA4) + low) & 0xFFFFFFFF) + index & 0xFFFFFFFF)
-    return first.to(tl.uint32), second.to(tl.uint32)
+    second = _mix(_mix(_mix(high ^ 0x68E31DA4) + low) + index)
+    return first, second
 
 
 @triton.jit
@@ -312,16 +312,16 @@ def _change(values, ids, is_inside, counts_ptr, is_penalised, words_ptr, is_mask
 
 @triton.jit
 def _word(value):
-    return value.to(tl.uint32, bitcast=True).to(tl.uint64)
+    return value.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _mix(bits):
-    """A permutation of 32-bit words, held in 64 bits so that no product overflows."""
+    """A permutation of 32-bit words."""
     bits = bits ^ (bits >> 16)
-    bits = (bits * 0x7FEB352D) & 0xFFFFFFFF
+    bits = bits * 0x7FEB352D
     bits = bits ^ (bits >> 15)
-    bits = (bits * 0x846CA68B) & 0xFFFFFFFF
+    bits = bits * 0x846CA68B
     return bits ^ (bits >> 16)
 
 
