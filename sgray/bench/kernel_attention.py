@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend
-from torch.nn.attention.bias import causal_lower_right
 
 from sgray.bench.kernel_rig import Rig, Row, Sizes, largest_error, num_sets
 from sgray.bench.stopwatch import Call
@@ -202,6 +201,8 @@ def _contiguous_calls(rig: Rig, num_sequences: int, before: int, new: int) -> li
         lambda: rig.random(2, num_sequences, sizes.num_kv_heads, length, sizes.head_dim),
         kv_bytes(sizes, num_sequences * length),
     )
+    from torch.nn.attention.bias import causal_lower_right  # writes into the environment when it is imported
+
     mask = causal_lower_right(new, length) if before and new > 1 else None
     return [
         partial(
