@@ -31,6 +31,7 @@ class LLMReplica:
     """One engine. `values` are those of a `Config`."""
 
     async def __init__(self, values: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._has_started = False
         config = Config.parse(values)
         self._wedge_timeout_s = config.serve.wedge_timeout_s
         engine = await asyncio.to_thread(_load, config)  # minutes for a large model; this loop stays responsive
@@ -43,6 +44,7 @@ class LLMReplica:
         host = ray.util.get_node_ip_address()
         self._endpoint = Endpoint(host, await self._server.start(host), token)
         self._engine_loop.start()
+        self._has_started = True
         logger.info("engine ready: %s", engine.info)
 
     async def ping(self) -> None:
@@ -63,6 +65,8 @@ class LLMReplica:
 
     async def __del__(self) -> None:
         """Called by Serve before the end: take nothing new, finish what runs, within Serve's time limit."""
+        if not self._has_started:
+            return  # loading failed, which Serve has been told
         self._server.drain()
         while self._server.num_streams and self._fault() is None:  # noqa: ASYNC110 - the fault has no event
             await asyncio.sleep(DRAIN_POLL_S)

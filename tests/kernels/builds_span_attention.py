@@ -64,6 +64,8 @@ def attend(sizes: SpanLimits, dtype: torch.dtype = torch.bfloat16, *, sinks: boo
         num_stages=config.num_stages,
         aligned=(*pointers, *strides),
         expect=("LDGSTS", "HGMMA" if sizes.rows_per_task >= 64 else "HMMA") if is_half else (),
+        # 64 rows fill the registers; what does not fit is touched between tasks, not in the loop over keys.
+        max_stack=24 if sizes.rows_per_task == 64 and constants["PDL"] else 0,
         portable=not constants["PDL"],
     )
 
@@ -95,7 +97,7 @@ def merge(sizes: SpanLimits, sinks: bool = False, dtype: torch.dtype = torch.bfl
 
 def plan(sizes: SpanLimits, window: bool = False, pdl: bool = False) -> Build:
     tables = ("slots", "starts", "lengths", "firsts", "num_sequences", "bins", "tasks", "entries", "rows", "num_rows")
-    integers = ("max_row_tokens", "window", "num_bins", "min_share", "capacity")
+    integers = ("max_row_tokens", "window", "num_bins", "capacity")
     return Build(
         _plan,
         dict.fromkeys(tables, "*i32") | dict.fromkeys(integers, "i32"),

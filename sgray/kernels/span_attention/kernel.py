@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgray.kernels.batch import BatchTables
-from sgray.kernels.span_attention.work import MIN_SHARE, SHARED_BYTES, TILE, SpanLimits, SpanWork
+from sgray.kernels.span_attention.work import SHARED_BYTES, TILE, SpanLimits, SpanWork
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 PLAN_WARPS = 4
@@ -79,7 +79,6 @@ def plan_spans(
         max_row_tokens,
         0 if window is None else window,
         limits.num_bins,
-        MIN_SHARE,
         capacity,
         TILE_KEYS=TILE,
         TASK_TOKENS=limits.tokens_per_task,
@@ -186,7 +185,7 @@ def _units(start, length, chunk, window, TILE_KEYS: tl.constexpr, TASK_TOKENS: t
     return origin, tiles, tokens
 
 
-@triton.jit(do_not_specialize=["max_row_tokens", "window", "num_bins", "min_share", "capacity"])
+@triton.jit(do_not_specialize=["max_row_tokens", "window", "num_bins", "capacity"])
 def _plan(
     slots,
     starts,
@@ -201,7 +200,6 @@ def _plan(
     max_row_tokens,
     window,
     num_bins,
-    min_share,
     capacity,
     TILE_KEYS: tl.constexpr,
     TASK_TOKENS: tl.constexpr,
@@ -223,7 +221,7 @@ def _plan(
     for chunk in range(0, max_row_tokens, TASK_TOKENS):
         origin, tiles, tokens = _units(start, length, chunk, window, TILE_KEYS, TASK_TOKENS, HAS_WINDOW)
         total += tl.sum(tiles)
-    share = tl.maximum(tl.cdiv(total, num_bins), min_share)
+    share = tl.maximum(tl.cdiv(total, num_bins), 1)
     past_tiles = 0
     past_tasks = 0
     past_rows = 0
@@ -388,6 +386,9 @@ def _attend(
             v = tl.load(values + base + where, mask=is_real, other=zero)
             mixed = tl.dot(weights.to(v.dtype), v, mixed * decay[:, None], input_precision="ieee")
             largest = larger
+        if PDL:  # noqa: SIM102 (a constant and a number of the device cannot be one condition)
+            if task == last_task:
+                gdc_launch_dependents()
         begin, end = next_begin, next_end
         table = page_table + slot.to(tl.int64) * table_stride
         page = _pages(table, begin, n, end - 1, PAGE, KEYS)
@@ -409,8 +410,6 @@ def _attend(
             mixed.to(out.dtype.element_ty),
             mask=is_number & (result < 0)[:, None],
         )
-    if PDL:
-        gdc_launch_dependents()
 
 
 @triton.jit

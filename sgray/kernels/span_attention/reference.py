@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sgray.kernels.batch import BatchTables
-from sgray.kernels.span_attention.work import MIN_SHARE, TILE, SpanWork
+from sgray.kernels.span_attention.work import TILE, SpanWork
 
 
 def plan_spans(
@@ -30,7 +30,7 @@ def plan_spans(
                 low, high = start + chunk, start + min(chunk + per_task, length)
                 origin = 0 if window is None else max(low - window + 1, 0) // TILE
                 units.append((slot, origin, low, high, first + chunk, -(-high // TILE) - origin))
-    share = max(-(-sum(unit[5] for unit in units) // num_bins), MIN_SHARE)
+    share = max(-(-sum(unit[5] for unit in units) // num_bins), 1)
     bins: list[int] = []
     at = num_tasks = num_rows = partial = 0
     for slot, origin, low, high, row, tiles in units:
