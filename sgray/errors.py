@@ -101,6 +101,12 @@ class EngineError(SgrayError):
     code = "engine_error"
 
 
+class DeviceLostError(EngineError):
+    """The device reported a fault, after which a process can compute nothing more on it."""
+
+    code = "device_lost"
+
+
 class ConfigError(SgrayError):
     """The configuration, the model directory or a command line is wrong; raised before anything starts."""
 

