@@ -7,8 +7,10 @@ Sections are frozen, unknown keys are errors, names are SGLang's where the meani
 from __future__ import annotations
 
 import difflib
+import hashlib
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +24,24 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
+_MAX_KEY_BYTES = 1024  # far more than any key has, and less than a header may have
+
 Auto = Literal["auto"]
 Count = Annotated[int, Field(strict=True, ge=1)]
+ToolCallParser = Literal[
+    "deepseekv3",
+    "deepseekv31",
+    "glm45",
+    "hermes",
+    "kimi_k2",
+    "llama3",
+    "mistral",
+    "pythonic",
+    "qwen",
+    "qwen25",
+    "qwen3_coder",
+]
+ReasoningParser = Literal["deepseek-r1", "deepseek-v3", "glm45", "kimi", "kimi_k2", "qwen3", "qwen3-thinking"]
 
 
 class Section(BaseModel):
@@ -110,14 +128,34 @@ class ScheduleConfig(Section):
 
 
 class ApiConfig(Section):
-    """Limits of the HTTP border; each is answered by a 4xx."""
+    """Who may use the HTTP border, and its limits; each is answered by a 4xx."""
 
+    api_keys_file: str | None = Field(
+        None,
+        description="A file with one key, or sha256:HEX of one, a line; read again when it changes. With any key set, "
+        "here or in SGRAY_API_KEYS, calls need one.",
+    )
+    admin_keys_file: str | None = Field(
+        None, description="The same for keys that also open the operator's routes; or one in SGRAY_ADMIN_KEY."
+    )
+    max_header_bytes: int = Field(16 * 2**10, ge=1024, description="Most bytes of a call's headers together.")
+    max_url_bytes: int = Field(4096, ge=256, description="Longest path and query of a call.")
+    max_json_depth: int = Field(64, ge=8, description="Deepest nesting of arrays and objects in a body.")
+    max_messages: int = Field(2048, ge=1, description="Most messages in one chat call.")
+    max_content_parts: int = Field(1024, ge=1, description="Most content parts in one message.")
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="Largest request body.")
     max_n: int = Field(128, ge=1, description="Largest n of one call.")
     max_batch: int = Field(256, ge=1, description="Most prompts in one completions call.")
     max_stop: int = Field(16, ge=1, description="Most stop strings of one call.")
+    max_stop_chars: int = Field(256, ge=1, description="Longest stop string, in characters.")
     request_timeout_s: float | None = Field(
         None, gt=0, description="Longest time a request may take; unlimited if unset."
+    )
+    tool_call_parser: ToolCallParser | None = Field(
+        None, description="How the model writes tool calls; requests with tools are refused if unset."
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        None, description="How the model marks its reasoning, which is a part of the content if unset."
     )
 
 
@@ -232,6 +270,34 @@ def leaves() -> dict[str, type[Section]]:
     }
 
 
+@dataclass(frozen=True)
+class KeyHashes:
+    """SHA-256 digests, in hex, of the keys that open the API. The keys themselves are kept nowhere."""
+
+    api: tuple[str, ...] = ()
+    admin: tuple[str, ...] = ()
+
+
+def environment_keys() -> KeyHashes:
+    """The keys in SGRAY_API_KEYS, separated by commas, and in SGRAY_ADMIN_KEY.
+
+    Raises ConfigError where a variable is set but holds no key: a secret that was not found must not open the server.
+    """
+    return KeyHashes(_variable_keys("SGRAY_API_KEYS"), _variable_keys("SGRAY_ADMIN_KEY"))
+
+
+def key_hash(text: bytes, place: str) -> str:
+    """The digest of a key, given itself or as `sha256:` and 64 hex digits. Raises ConfigError that names `place`."""
+    if text.startswith(b"sha256:"):
+        digest = text.removeprefix(b"sha256:").lower()
+        if not re.fullmatch(rb"[0-9a-f]{64}", digest):
+            raise ConfigError(f"{place}: sha256: must be followed by 64 hexadecimal digits")
+        return digest.decode()
+    if not 1 <= len(text) <= _MAX_KEY_BYTES or any(byte <= 0x20 or byte == 0x7F for byte in text):
+        raise ConfigError(f"{place}: a key has 1 to {_MAX_KEY_BYTES} bytes and no spaces or control characters")
+    return hashlib.sha256(text).hexdigest()
+
+
 def cache_dir() -> Path:
     """Where converted models are kept: SGRAY_CACHE, else the user's cache directory."""
     if path := os.environ.get("SGRAY_CACHE"):
@@ -242,6 +308,16 @@ def cache_dir() -> Path:
 def is_offline() -> bool:
     """Whether the user forbids the network (HF_HUB_OFFLINE, the hub's own switch)."""
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
+
+
+def _variable_keys(name: str) -> tuple[str, ...]:
+    value = os.environ.get(name)
+    if value is None:
+        return ()
+    keys = [key for part in os.fsencode(value).split(b",") if (key := part.strip())]
+    if not keys:
+        raise ConfigError(f"{name} is set but holds no key; unset it to serve without keys")
+    return tuple(key_hash(key, name) for key in keys)
 
 
 def _explain(root: type[Section], errors: Iterable[Any]) -> str:

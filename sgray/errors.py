@@ -42,6 +42,21 @@ class ContextLengthError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class InvalidKeyError(InvalidRequestError):
+    """No key was given where one is needed, or one that does not open anything here."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class AdminKeyRequiredError(SgrayError):
+    """The key is good, but the route is the operator's."""
+
+    status = 403
+    type = "permission_error"
+    code = "admin_key_required"
+
+
 class ModelNotFoundError(InvalidRequestError):
     """The request names a model that is not served here."""
 
@@ -68,6 +83,20 @@ class RequestTooLargeError(InvalidRequestError):
 
     status = 413
     code = "request_too_large"
+
+
+class UrlTooLongError(InvalidRequestError):
+    """Path and query are longer than the configured limit."""
+
+    status = 414
+    code = "url_too_long"
+
+
+class HeadersTooLargeError(InvalidRequestError):
+    """The headers together are larger than the configured limit."""
+
+    status = 431
+    code = "headers_too_large"
 
 
 class RequestTimeoutError(SgrayError):

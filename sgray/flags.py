@@ -30,14 +30,13 @@ NOT_NEEDED: Mapping[str, str] = {
 NOT_AVAILABLE: Mapping[str, str] = {
     "--quantization": "serve the unquantised checkpoint; --dtype sets the computing type",
     "--speculative": "leave the --speculative flags out; answers are the same without them",
-    "--api-key": "put a reverse proxy that checks keys in front of the server",
+    "--api-key": "command lines can be read by others; set SGRAY_API_KEYS, or name a file with --api-keys-file",
+    "--admin-api-key": "command lines can be read by others; set SGRAY_ADMIN_KEY, or use --admin-keys-file",
     "--radix-eviction-policy": "lru is the only policy; leave the flag out",
     "--dp": "use --min-replicas N --max-replicas N for N copies of the model",
     "--data-parallel-size": "use --min-replicas N --max-replicas N for N copies of the model",
     "--lora": "merge the adapter into the checkpoint",
     "--enable-lora": "merge the adapter into the checkpoint",
-    "--tool-call-parser": "tool calls are not parsed",
-    "--reasoning-parser": "reasoning is part of the text",
 }
 
 

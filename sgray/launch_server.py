@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from sgray.config import Config, leaves
+from sgray.config import Config, environment_keys, leaves
 from sgray.errors import ConfigError, SgrayError
 from sgray.flags import add_config_flags, config_from, flag_of, parse
 
@@ -57,18 +57,25 @@ def run_file(serve_file: Path, *, haproxy: bool) -> int:
     """
     from sgray.models.hub import resolve_model
     from sgray.models.spec import served_spec
+    from sgray.serve.openai.keys import Keyring
     from sgray.supervisor import require_free_port, run_server
 
     host, port, configs = read_serve_file(serve_file)
     require_free_port(host, port)
+    keyrings = [Keyring(config.api, environment_keys()) for config in configs]
     for config in configs:  # progress and mistakes show here
         served_spec(resolve_model(config.model.model_path, revision=config.model.revision), config)
     names = [config.model_name for config in configs]
     command = [sys.executable, "-m", "ray.serve.scripts", "run", str(serve_file)]
     with tempfile.TemporaryDirectory(prefix="sgray-") as scratch:
         defaults = ray_defaults(Path(scratch), haproxy=haproxy and has_haproxy())
+        has_keys = any(keyring.is_closed for keyring in keyrings)
         run_server(
-            command, host, port, defaults=defaults, on_ready=lambda url: print(ready_text(url, names), flush=True)
+            command,
+            host,
+            port,
+            defaults=defaults,
+            on_ready=lambda url: print(ready_text(url, names, has_keys=has_keys), flush=True),
         )
     return 0
 
@@ -125,14 +132,15 @@ def read_serve_file(serve_file: Path) -> tuple[str, int, list[Config]]:
     return http.get("host", "0.0.0.0"), http.get("port", 8000), configs
 
 
-def ready_text(url: str, model_names: Sequence[str]) -> str:
+def ready_text(url: str, model_names: Sequence[str], *, has_keys: bool = False) -> str:
     """What is printed when the server answers: a request to try, on one line, and SGLang's ready line."""
     body = {
         "model": model_names[0] if model_names else "",
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,
     }
-    command = f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"
+    key = "-H 'x-api-key: YOUR_KEY' " if has_keys else ""
+    command = f"curl {url}/v1/chat/completions -H 'content-type: application/json' {key}-d '{json.dumps(body)}'"
     return f"sgray is ready: {command}\n{READY}"
 
 

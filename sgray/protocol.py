@@ -17,14 +17,15 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 NO_LOGPROBS = -1
 # What one sequence may ask for at most; on a GPU every slot has room for so many. End ids of the model count as well.
 MAX_LOGIT_BIASES = 512
-MAX_END_IDS = 32
+MAX_END_IDS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens and when to stop. Values are already validated at the border that made the object.
 
-    `logprobs`: NO_LOGPROBS for none, 0 for the chosen token alone, k for the k best with it; so for `prompt_logprobs`.
+    `logprobs`: NO_LOGPROBS for none, 0 for the chosen token alone, k for the k best with it; so for `prompt_logprobs`,
+    where the prompt's tokens before `prompt_logprobs_start` get none and may come from the cache.
     `top_k` 0 means no limit. `seed` None means that the engine draws one. Stop strings are not here: text is cut by
     whoever turns tokens into text.
     """
@@ -44,6 +45,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int = NO_LOGPROBS
     prompt_logprobs: int = NO_LOGPROBS
+    prompt_logprobs_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Delta:
 
     `tokens` holds the new ids, the ending id included. `logprobs` is as long as `tokens` when asked for, else None.
     `cached_tokens` is set on the first delta alone: prompt tokens that were not computed. `prompt_logprobs` comes once,
-    on the first delta that has tokens: one entry a prompt token, None for the first.
+    on the first delta that has tokens: one entry a prompt token, None for the first and for those not asked for.
     """
 
     id: str

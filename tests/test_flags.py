@@ -22,7 +22,7 @@ def other_value(leaf: str) -> str | None:
         return None
     words = type_of(leaf).split(" | ")
     if "INT" in words or "FLOAT" in words:
-        return "0.5" if leaf == "memory.mem_fraction_static" else "2048"
+        return "0.5" if leaf == "memory.mem_fraction_static" else "2049"
     if "STR" in words:
         return "other"
     return next(word for word in words if word != field.default)
@@ -91,6 +91,7 @@ def test_an_unknown_flag_is_refused_with_the_nearest_known_one(
         ["--speculative-algorithm", "EAGLE3"],
         ["--speculative-draft-model-path", "d", "--speculative-num-draft-tokens", "4"],
         ["--api-key=secret"],
+        ["--admin-api-key", "secret"],
         ["--radix-eviction-policy", "lfu"],
         ["--dp-size", "2"],
     ],

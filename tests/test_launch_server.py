@@ -68,6 +68,28 @@ def test_the_ready_text_has_one_line_to_paste_and_sglangs_line() -> None:
     assert second == "The server is fired up and ready to roll!"
 
 
+def test_the_ready_text_of_a_server_with_keys_has_a_place_for_one() -> None:
+    first, _ = ready_text("http://127.0.0.1:8000", ["m"], has_keys=True).splitlines()
+    assert "-H 'x-api-key: YOUR_KEY'" in first
+    assert "x-api-key" not in ready_text("http://127.0.0.1:8000", ["m"])
+
+
+def test_a_wrong_key_file_is_told_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "keys").write_text("secret words\n")
+    for name in ("keys", "no-such-file"):
+        assert main(["--port", str(free_ports(1)[0]), "--api-keys-file", str(tmp_path / name)]) == 1
+        told = capsys.readouterr().err
+        assert f"api.api_keys_file: {tmp_path / name}" in told and "secret" not in told
+
+
+def test_a_key_variable_that_is_empty_does_not_start_an_open_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SGRAY_API_KEYS", "")
+    assert main(["--port", str(free_ports(1)[0])]) == 1
+    assert "SGRAY_API_KEYS is set but holds no key" in capsys.readouterr().err
+
+
 def test_haproxy_is_private_to_the_server(tmp_path: Path) -> None:
     with_haproxy = ray_defaults(tmp_path, haproxy=True)
     assert with_haproxy["RAY_SERVE_ENABLE_HA_PROXY"] == "1"

@@ -92,6 +92,15 @@ class Engine:
         """What there is to do and how full the engine is."""
         return self._scheduler.load()
 
+    def flush(self) -> bool:
+        """Empty the prefix cache; False, with nothing done, while a sequence waits or runs."""
+        while self._scheduler.is_idle and self._scheduler.num_in_flight:
+            self._collect()  # a step begun ahead for a sequence that has ended since
+        if not self._scheduler.is_idle:
+            return False
+        self._cache.clear()
+        return True
+
     def fail_all(self, error: SgrayError) -> None:
         """End every sequence with this error and start with an empty cache."""
         self._executor.reset()

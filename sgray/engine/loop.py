@@ -34,6 +34,16 @@ class LoopHealth:
     is_lost: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """The wish to empty the cache; `done` is told whether that was possible."""
+
+    done: Callable[[bool], None]
+
+
+Item = Request | str | Flush  # a request to add, the id of one to abort, or a flush
+
+
 class EngineLoop:
     """Runs steps while there is work and sleeps otherwise.
 
@@ -48,7 +58,7 @@ class EngineLoop:
         self._publish = publish
         self._clock = clock
         self._wake = threading.Condition()
-        self._inbox: list[Request | str] = []  # a request to add, or the id of one to abort
+        self._inbox: list[Item] = []
         self._is_stopping = False
         self._is_busy = False
         self._last_step = clock()
@@ -66,6 +76,14 @@ class EngineLoop:
     def abort(self, request_id: str) -> None:
         """End a request; a delta with finish "abort" follows if it was unfinished. Never blocks."""
         self._put(request_id)
+
+    def flush(self, done: Callable[[bool], None]) -> None:
+        """Empty the prefix cache between two steps. Never blocks.
+
+        `done` gets whether it was emptied, which it is not while requests hold it: on the thread that `publish` is
+        called on, after the report that says so.
+        """
+        self._put(Flush(done))
 
     def health(self) -> LoopHealth:
         """How the loop is doing; may be called from any thread while a step runs."""
@@ -86,7 +104,7 @@ class EngineLoop:
             self._thread.join()
         self._refuse_all()
 
-    def _put(self, item: Request | str) -> None:
+    def _put(self, item: Item) -> None:
         with self._wake:
             is_late = self._is_stopping
             if not is_late:
@@ -95,6 +113,8 @@ class EngineLoop:
                 self._wake.notify()
         if is_late and isinstance(item, Request):
             self._send(self._answer([item]))
+        if is_late:
+            self._tell_flushed([item], is_empty=False)
 
     def _mark_busy(self) -> None:
         if not self._is_busy:
@@ -109,7 +129,7 @@ class EngineLoop:
                 logger.exception("the engine failed between steps")
                 self._recover(error)
 
-    def _wait(self) -> list[Request | str] | None:
+    def _wait(self) -> list[Item] | None:
         """What came in, at once if there is work; None when the loop is to end."""
         with self._wake:
             while not (self._inbox or self._is_stopping or self._engine.has_work):
@@ -120,12 +140,14 @@ class EngineLoop:
             items, self._inbox = self._inbox, []
             return items
 
-    def _turn(self, items: list[Request | str]) -> None:
+    def _turn(self, items: list[Item]) -> None:
         if items:
             refusals = [delta for item in items if (delta := self._take(item)) is not None]
+            is_empty = any(isinstance(item, Flush) for item in items) and self._engine.flush()
             report = self._engine.report()
             if refusals or report.deltas or report.events:  # do not let these wait for a step
                 self._send(replace(report, deltas=refusals + report.deltas))
+            self._tell_flushed(items, is_empty=is_empty)
         if not self._engine.has_work:
             return
         report = self._engine.step()
@@ -133,8 +155,10 @@ class EngineLoop:
         self._error = self._engine.failure
         self._send(report)
 
-    def _take(self, item: Request | str) -> Delta | None:
-        """Pass one inbox item on; the answer if it is refused at once."""
+    def _take(self, item: Item) -> Delta | None:
+        """Pass one inbox item on, but for a flush, which comes after all of them; the answer if it is refused."""
+        if isinstance(item, Flush):
+            return None
         if isinstance(item, str):
             self._engine.abort(item)
             return None
@@ -153,6 +177,14 @@ class EngineLoop:
         except Exception:  # the listener's fault, as when its event loop has closed; the engine goes on for the others
             logger.exception("a report could not be published")
 
+    def _tell_flushed(self, items: list[Item], *, is_empty: bool) -> None:
+        for item in items:
+            if isinstance(item, Flush):
+                try:
+                    item.done(is_empty)
+                except Exception:  # the asker's fault, as in `_send`
+                    logger.exception("nobody could be told about a flush")
+
     def _recover(self, error: Exception) -> None:
         self._error = f"{type(error).__name__}: {error}"
         self._last_step = self._clock()
@@ -165,6 +197,7 @@ class EngineLoop:
         self._engine.fail_all(ReplicaLostError("the engine was stopped"))
         report = self._engine.report()
         self._is_busy = False
+        self._tell_flushed(items, is_empty=False)
         rest = self._answer([item for item in items if isinstance(item, Request)]).deltas
         if report.deltas or rest:
             self._send(replace(report, deltas=report.deltas + rest))

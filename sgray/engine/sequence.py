@@ -52,8 +52,9 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
-        if self.request.sampling.prompt_logprobs != NO_LOGPROBS:
-            self.prompt_logprobs = [None]
+        sampling = self.request.sampling
+        if sampling.prompt_logprobs != NO_LOGPROBS:
+            self.prompt_logprobs = [None] * min(max(1, sampling.prompt_logprobs_start), self.num_prompt)
 
     @property
     def num_prompt(self) -> int:

@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from sgray.config import Config, ServeConfig, num_ingresses
+from sgray.config import Config, ServeConfig, environment_keys, num_ingresses
 from sgray.errors import ConfigError
 from sgray.models.spec import check_ranks, served_spec
 from sgray.serve.autoscale import replicas_for_ongoing_requests
@@ -35,7 +35,7 @@ def build(args: Mapping[str, Any]) -> Application:
     values = config.model_dump()
     replicas = serve.deployment(LLMReplica, **_replica_options(config)).bind(values)
     ingress = serve.deployment(serve.ingress()(Ingress), **_ingress_options(config))
-    application: Application = ingress.bind(values, replicas)
+    application: Application = ingress.bind(values, replicas, environment_keys())
     return application
 
 

@@ -38,6 +38,7 @@ class DispatchLimits:
     max_lost: int = 3  # replicas that one request may have seen die
     first_reconnect_s: float = 0.05
     last_reconnect_s: float = 1.0
+    flush_s: float = 30.0  # a flush waits for the end of a step
 
 
 class Dispatcher:
@@ -130,6 +131,21 @@ class Dispatcher:
                 raise error
             if isinstance(error, OverloadedError):
                 busy.add(member.name)
+
+    def abort_calls(self, name: str | None) -> None:
+        """Stop the calls of this name at all replicas, or all calls; those also of other ingresses."""
+        for member in self._members.values():
+            member.link.abort_calls(name)
+
+    async def flush(self) -> list[str]:
+        """Empty the prefix cache of every connected replica; the names of those where that was not possible."""
+        connected = self._router.replicas if self._router is not None else ()
+        links = {name: self._members[name].link for name in connected}
+        limit_s = self._limits.flush_s
+        answers = await asyncio.gather(
+            *(asyncio.wait_for(link.flush(), limit_s) for link in links.values()), return_exceptions=True
+        )
+        return [name for name, answer in zip(links, answers, strict=True) if answer is not True]
 
     async def close(self) -> None:
         """Close all links; running streams get an error."""

@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sgray.config import Config
+from sgray.config import Config, KeyHashes, environment_keys
 from sgray.errors import OverloadedError
 from sgray.models.hub import resolve_model
 from sgray.serve.dispatch import Dispatcher
 from sgray.serve.openai.app import app_of
+from sgray.serve.openai.keys import Keyring
 from sgray.serve.openai.service import OpenAIService
 from sgray.serve.packed import PackedBackend
 from sgray.serve.table import Endpoint, table_of
@@ -33,13 +35,20 @@ Answer = dict[str, Any] | AsyncIterator[dict[str, Any]]
 class Ingress:
     """One ingress. `values` are those of a `Config`; `replicas` is the handle of the engine deployment.
 
+    `keys` are those in the environment of whoever deployed; those in the environment of its own process count as well.
+    Keys close the HTTP routes alone: who holds a handle is inside the cluster.
+
     From other Ray code: `handle = serve.get_app_handle("sgray")`, then `handle.chat.remote(body)` with the body of the
     HTTP route; for a body with `"stream": True`, `handle.options(stream=True).chat.remote(body)`.
     """
 
-    async def __init__(self, values: dict[str, Any], replicas: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, values: dict[str, Any], replicas: DeploymentHandle, keys: KeyHashes
+    ) -> None:
         config = Config.parse(values)
-        self._max_body_bytes = config.api.max_body_bytes
+        own = environment_keys()
+        self._api = config.api
+        self._keyring = Keyring(config.api, KeyHashes(keys.api + own.api, keys.admin + own.admin))
         tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         self._loop = asyncio.get_running_loop()
         self._dispatcher = Dispatcher(
@@ -58,7 +67,8 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Called by Serve: the HTTP application."""
-        return _Patient(app_of(self._service, self._max_body_bytes), self._dispatcher)
+        patient = Middleware(_Patient, dispatcher=self._dispatcher)
+        return app_of(self._service, self._api, self._keyring, behind_keys=[patient])
 
     async def chat(self, body: Mapping[str, Any]) -> Answer:
         """A chat completion, as POST /v1/chat/completions."""

@@ -1,4 +1,4 @@
-"""The link between an ingress and an engine replica: requests and aborts down, deltas, cache events and load up.
+"""The link between an ingress and an engine replica: requests, aborts, flushes down; deltas, cache events, load up.
 
 One connection carries all requests of the pair. The replica sends one frame a step. Frames are msgpack of the types
 below, decoded by type; nothing is ever pickled. The replica's random token must come first.
@@ -16,11 +16,12 @@ import msgspec
 
 from sgray.errors import ReplicaLostError, RequestTooLargeError
 from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Finish, Load, Request, StepReport
+from sgray.serve.call_names import is_of_call
 from sgray.serve.frames import FrameConnection, LinkLimits
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 SNAPSHOT_HASHES = 1 << 16  # a frame
 UNOPENED_FRAME_BYTES = 4096
 
@@ -42,6 +43,18 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     """Stop a request; nothing more is sent for it."""
 
     id: str
+
+
+class AbortCalls(msgspec.Struct, frozen=True, array_like=True, tag="abort_calls"):
+    """Stop the requests of a name, whichever ingress they came from, or of all names; each gets its last delta."""
+
+    name: str | None
+
+
+class Flush(msgspec.Struct, frozen=True, array_like=True, tag="flush"):
+    """Empty the prefix cache; `number` comes back with the answer."""
+
+    number: int
 
 
 class Resync(msgspec.Struct, frozen=True, array_like=True, tag="resync"):
@@ -73,9 +86,18 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     load: Load
 
 
+class Flushed(msgspec.Struct, frozen=True, array_like=True, tag="flushed"):
+    """Whether the cache is empty now; the step that tells of it came before."""
+
+    number: int
+    is_empty: bool
+
+
+FromIngress = Open | Submit | Abort | AbortCalls | Flush | Resync
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode_from_ingress = msgspec.msgpack.Decoder(Open | Submit | Abort | Resync).decode
-_decode_from_replica = msgspec.msgpack.Decoder(Hello | Snapshot | Step).decode
+_decode_from_ingress = msgspec.msgpack.Decoder(FromIngress).decode
+_decode_from_replica = msgspec.msgpack.Decoder(Hello | Snapshot | Step | Flushed).decode
 
 
 class LinkObserver(Protocol):
@@ -105,6 +127,8 @@ class ReplicaLink:
         self._limits = limits or LinkLimits()
         self._connection = FrameConnection(self._on_frame, self._on_lost, self._limits)
         self._sinks: dict[str, Sink] = {}
+        self._flushes: dict[int, asyncio.Future[bool]] = {}
+        self._num_flushes = 0
         self._snapshot: list[int] = []
         self._sequence: int | None = None  # None while a snapshot is awaited
         self._hello: Hello | None = None
@@ -158,6 +182,24 @@ class ReplicaLink:
         if self._sinks.pop(request_id, None) is not None:
             self._connection.send(_encode(Abort(request_id)))
 
+    def abort_calls(self, name: str | None) -> None:
+        """Stop the requests of this name, also those of other ingresses, or all; their last deltas tell of it."""
+        if self._hello is not None:  # the token must come first
+            self._connection.send(_encode(AbortCalls(name)))
+
+    async def flush(self) -> bool:
+        """Empty the replica's prefix cache; False where requests hold it. Raises ReplicaLostError."""
+        if not self.is_open or self._hello is None:
+            raise _lost("it is not open")
+        self._num_flushes += 1
+        number = self._num_flushes
+        answer = self._flushes[number] = asyncio.get_running_loop().create_future()
+        self._connection.send(_encode(Flush(number)))
+        try:
+            return await answer
+        finally:
+            self._flushes.pop(number, None)
+
     def close(self) -> None:
         """Close the link; streams that still run are answered by an error."""
         self._connection.close()
@@ -172,6 +214,8 @@ class ReplicaLink:
             self._on_step(message)
         elif isinstance(message, Snapshot):
             self._on_snapshot(message)
+        elif isinstance(message, Flushed):
+            self._on_flushed(message)
         else:
             self._hello = message
 
@@ -209,6 +253,11 @@ class ReplicaLink:
             self._observer.on_load(self._hello.load)
             self._opened.set_result(None)
 
+    def _on_flushed(self, answer: Flushed) -> None:
+        asker = self._flushes.get(answer.number)
+        if asker is not None and not asker.done():  # it is done where the asker was cancelled
+            asker.set_result(answer.is_empty)
+
     def _on_lost(self, reason: str) -> None:
         if not self._opened.done():
             self._opened.set_exception(_lost(reason))
@@ -216,6 +265,9 @@ class ReplicaLink:
             return
         if self._opened.cancelled():
             return
+        for asker in self._flushes.values():
+            if not asker.done():
+                asker.set_exception(_lost(reason))
         sinks, self._sinks = self._sinks, {}
         for request_id, sink in sinks.items():
             sink(_failed(request_id, _lost(reason)))
@@ -223,13 +275,16 @@ class ReplicaLink:
 
 
 class EngineDoor(Protocol):
-    """The part of the engine loop that the link needs; both return at once and never raise for a request."""
+    """The part of the engine loop that the link needs; all return at once and never raise for a request."""
 
     def submit(self, request: Request) -> None:
         """Start a request; a refusal comes as a delta."""
 
     def abort(self, request_id: str) -> None:
-        """Stop a request."""
+        """Stop a request; its last delta tells of it."""
+
+    def flush(self, done: Callable[[bool], None]) -> None:
+        """Empty the prefix cache; `done` may be called on any thread, after the report of it was published."""
 
 
 class LinkServer:
@@ -362,6 +417,20 @@ class LinkServer:
             del self._owners[request_id]
             self._engine.abort(request_id)
 
+    def _abort_calls(self, name: str | None) -> None:
+        """As the engine answers these with a last delta, their owners stay to get it."""
+        for request_id in list(self._owners):
+            if name is None or is_of_call(request_id, name):
+                self._engine.abort(request_id)
+
+    def _flush(self, peer: _Peer, number: int) -> None:
+        def answer(is_empty: bool) -> None:
+            if not self._loop.is_closed():
+                frame = _encode(Flushed(number, is_empty))
+                self._loop.call_soon_threadsafe(peer.connection.send, frame)
+
+        self._engine.flush(answer)
+
     def _lost(self, peer: _Peer) -> None:
         self._peers.discard(peer)
         for request_id in [request_id for request_id, owner in self._owners.items() if owner is peer]:
@@ -395,10 +464,14 @@ class _Peer:
             self._server._submit(self, message.request)
         elif isinstance(message, Abort):
             self._server._abort(self, message.id)
+        elif isinstance(message, AbortCalls):
+            self._server._abort_calls(message.name)
+        elif isinstance(message, Flush):
+            self._server._flush(self, message.number)
         elif isinstance(message, Resync):
             self._server._send_snapshot(self)
 
-    def _authenticate(self, message: Open | Submit | Abort | Resync) -> None:
+    def _authenticate(self, message: FromIngress) -> None:
         if not isinstance(message, Open) or not hmac.compare_digest(message.token.encode(), self._server._token):
             self.connection.abort("wrong token")
         elif message.version != VERSION:

@@ -29,6 +29,14 @@ class PackedBackend:
         """The dispatcher's."""
         return self._dispatcher.loads()
 
+    def abort_calls(self, name: str | None) -> None:
+        """The dispatcher's."""
+        self._dispatcher.abort_calls(name)
+
+    async def flush(self) -> list[str]:
+        """The dispatcher's."""
+        return await self._dispatcher.flush()
+
     async def submit(self, request: Request) -> AsyncGenerator[Delta, None]:
         """The dispatcher's deltas, merged. The first is passed on at once, so that time to first token stays."""
         waiting: list[Delta] = []

@@ -17,7 +17,7 @@ class TokenIds:
 
     has_text = False
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Never succeeds."""
         raise InvalidRequestError(f"A text cannot be read: {REFUSAL}.")
 

@@ -280,3 +280,38 @@ def test_pub_106_twenty_at_once_are_all_answered(client: Client) -> None:
     small.wait("after")
     small.loop.stop()
     assert small.tokens("after") == solo([1], 5)
+
+
+def test_a_flush_empties_the_cache_unless_requests_hold_it_and_is_told_after_its_report(client: Client) -> None:
+    told: list[tuple[bool, bool]] = []
+
+    def done(is_empty: bool) -> None:
+        told.append((is_empty, any(event.kind == "cleared" for report in client.reports for event in report.events)))
+
+    client.loop.submit(request("a", list(range(40))))
+    client.wait("a")
+    client.loop.flush(done)
+    wait_until(lambda: bool(told))
+    assert told == [(True, True)]
+    assert client.engine.current_load().free_pages == INFO.num_pages
+    client.loop.submit(request("long", [1], 200))
+    wait_until(lambda: bool(client.tokens("long")))
+    client.loop.flush(done)
+    wait_until(lambda: len(told) == 2)
+    assert told[1][0] is False
+    client.wait("long")
+    assert client.tokens("long") == solo([1], 200)
+    client.engine.check()
+
+
+def test_a_flush_that_comes_too_late_or_whose_asker_is_gone_harms_nobody(client: Client) -> None:
+    def gone(is_empty: bool) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    told: list[bool] = []
+    client.loop.flush(gone)
+    client.loop.submit(request("a", [1]))
+    client.wait("a")
+    client.loop.stop()
+    client.loop.flush(told.append)
+    assert told == [False]

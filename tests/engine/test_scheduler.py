@@ -550,6 +550,21 @@ def test_pub_049_050_prompt_logprobs_are_whole_whatever_is_cached_or_chunked(
 
 
 @at_both_depths
+@pytest.mark.parametrize("budget", [7, 64, 1000])
+@pytest.mark.parametrize("start", [0, 1, 2, 40, 41, 89, 90])
+def test_prompt_logprobs_from_a_start_on_are_complete_and_use_the_cache_before_it(
+    start: int, budget: int, depth: int
+) -> None:
+    rig = Rig(depth=depth, budget=budget)
+    text = prompt(1, 90)
+    rig.generate("first", text, max_new_tokens=1)
+    output = rig.generate("a", text, max_new_tokens=1, prompt_logprobs=1, prompt_logprobs_start=start)
+    known = max(1, start)
+    assert output.prompt_logprobs == [None] * known + prompt_logprobs(text)[known:]
+    assert output.cached == min(known - 1, 88), "whole pages of 4 are kept"
+
+
+@at_both_depths
 def test_prompt_logprobs_survive_a_retraction(depth: int) -> None:
     rig = Rig(depth=depth, num_pages=21, page_size=4, budget=8, lookahead=0)
     rig.add("old", prompt(1, 8), max_new_tokens=70)
@@ -774,7 +789,7 @@ def test_nothing_to_do_gives_no_plan() -> None:
     ("changes", "param"),
     [
         ({"logit_bias": dict.fromkeys(range(513), 1.0)}, "logit_bias"),
-        ({"stop_token_ids": tuple(range(33))}, "stop_token_ids"),
+        ({"stop_token_ids": tuple(range(129))}, "stop_token_ids"),
     ],
 )
 def test_more_than_a_slot_has_room_for_is_refused(changes: dict[str, object], param: str) -> None:

@@ -118,7 +118,7 @@ def random_row(dice: random.Random, vocab_size: int) -> Row:
         seed=dice.getrandbits(64),
         index=index,
         num_prompt=num_prompt,
-        end_ids=tuple(dice.sample(range(vocab_size), some(0, 2, MAX_END_IDS))),
+        end_ids=tuple(dice.sample(range(vocab_size), some(0, 2, min(MAX_END_IDS, vocab_size - 5)))),
         tokens=tuple(dice.randrange(vocab_size) for _ in range(num_prompt + index)),
         is_masked=some(False, False, True),
     )

@@ -3,11 +3,21 @@
 from sgray.config import leaves
 
 LEAVES = {
+    "api.admin_keys_file",
+    "api.api_keys_file",
     "api.max_batch",
     "api.max_body_bytes",
+    "api.max_content_parts",
+    "api.max_header_bytes",
+    "api.max_json_depth",
+    "api.max_messages",
     "api.max_n",
     "api.max_stop",
+    "api.max_stop_chars",
+    "api.max_url_bytes",
+    "api.reasoning_parser",
     "api.request_timeout_s",
+    "api.tool_call_parser",
     "memory.disable_radix_cache",
     "memory.max_total_tokens",
     "memory.mem_fraction_static",

@@ -72,7 +72,7 @@ class Workload:
         else:
             prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 5 * self.page_size + 8))]
         length = rng.choice([0, 1, 2, 5, 3 * self.page_size + 5])
-        stops = rng.choice([0, 0, 200])  # of a thousand tokens: some end in the middle
+        stops = rng.choice([0, 0, 120])  # of a thousand tokens: some end in the middle
         try:
             self.rig.add(
                 name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 import serve_app
-from sgray.config import Config
+from sgray.config import Config, KeyHashes
 from sgray.errors import ConfigError
 from sgray.serve.autoscale import ONGOING, replicas_for_ongoing_requests
 from sgray.serve.build import build
@@ -71,6 +72,16 @@ def test_an_empty_configuration_is_the_default_service() -> None:
     assert found["LLMReplica"].func_or_class is LLMReplica
     assert issubclass(found["Ingress"].func_or_class, Ingress)
     assert found["LLMReplica"].init_args == (Config().model_dump(),)
+
+
+def test_keys_of_whoever_deploys_reach_the_ingress_as_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGRAY_API_KEYS", "sk-secret")
+    ingress, replica = deployments({})["Ingress"], deployments({})["LLMReplica"]
+    assert KeyHashes(api=(hashlib.sha256(b"sk-secret").hexdigest(),)) in ingress.init_args
+    assert "sk-secret" not in repr((ingress.init_args, replica.init_args))
+    monkeypatch.setenv("SGRAY_API_KEYS", ",")
+    with pytest.raises(ConfigError, match="SGRAY_API_KEYS"):
+        build({})
 
 
 def test_serve_is_told_what_the_configuration_says() -> None:

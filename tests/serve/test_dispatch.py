@@ -41,6 +41,7 @@ class EchoReplica:
         self.name = name
         self.automatic = True
         self.refusal: ErrorInfo | None = None
+        self.is_flushable = True
         self.running: dict[str, list[int]] = {}
         self.served: list[Request] = []
         self.server = LinkServer(self, INFO, "token", LINK_LIMITS)
@@ -60,6 +61,9 @@ class EchoReplica:
 
     def abort(self, request_id: str) -> None:
         self.running.pop(request_id, None)
+
+    def flush(self, done: Callable[[bool], None]) -> None:
+        done(self.is_flushable)
 
     def step(self, request_id: str) -> None:
         left = self.running[request_id]
@@ -375,5 +379,35 @@ def test_a_slow_reader_gets_everything_in_fewer_deltas() -> None:
         assert logprobs == [-float(token) for token in [*range(50), 99]]
         assert got[0].cached_tokens == 0
         assert got[-1].finish == Finish("stop", matched=99)
+
+    run(test)
+
+
+def test_a_flush_names_the_replicas_that_could_not() -> None:
+    async def test(world: World) -> None:
+        assert await world.dispatcher.flush() == []
+        for name in ("a", "b"):
+            await world.add(name)
+        assert await world.dispatcher.flush() == []
+        world.replicas["b"].is_flushable = False
+        assert await world.dispatcher.flush() == ["b"]
+
+    run(test)
+
+
+def test_a_call_stopped_by_its_name_ends_its_stream_wherever_it_runs() -> None:
+    async def test(world: World) -> None:
+        for name in ("a", "b"):
+            (await world.add(name)).automatic = False
+        streams = [world.dispatcher.submit(Request(f"job_{n}/c-{n}", [n])) for n in range(4)]
+        reading = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        await until(lambda: sum(len(replica.running) for replica in world.replicas.values()) == 4)
+        world.dispatcher.abort_calls("job")
+        await until(lambda: not any(replica.running for replica in world.replicas.values()))
+        for replica in world.replicas.values():
+            replica.publish(*(Delta(request.id, finish=Finish("abort")) for request in replica.served))
+        assert [delta.finish for delta in await asyncio.gather(*reading)] == [Finish("abort")] * 4
+        for stream in streams:
+            await stream.aclose()
 
     run(test)

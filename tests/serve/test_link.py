@@ -40,6 +40,10 @@ class RecordingEngine:
     def __init__(self) -> None:
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
+        self.flushes: list[Callable[[bool], None]] = []
+
+    def flush(self, done: Callable[[bool], None]) -> None:
+        self.flushes.append(done)
 
     def submit(self, request: Request) -> None:
         self.submitted.append(request)
@@ -258,6 +262,71 @@ def test_an_ingress_cannot_abort_or_take_over_the_request_of_another() -> None:
         assert (pair.engine.aborted, len(pair.engine.submitted)) == ([], 1)
         pair.server.publish(report(Delta("a", [9], finish=Finish("length"))))
         await until(lambda: got)
+
+    run(test)
+
+
+def test_calls_are_stopped_by_name_for_all_ingresses_and_their_owners_are_told() -> None:
+    async def test(pair: Pair) -> None:
+        (first, _), (second, _) = await pair.link(), await pair.link()
+        got: list[Delta] = []
+        ids = ["job/c1-0", "job_1/c2-1", "jobs/c3-0", "c4-0"]
+        for name in ids:
+            first.submit(Request(name, [1]), got.append)
+        await until(lambda: len(pair.engine.submitted) == 4)
+        second.abort_calls("job")
+        await until(lambda: len(pair.engine.aborted) == 2)
+        assert pair.engine.aborted == ids[:2]
+        pair.server.publish(report(*(Delta(name, finish=Finish("abort")) for name in ids[:2])))
+        await until(lambda: len(got) == 2)
+        assert [delta.finish for delta in got] == [Finish("abort")] * 2
+        second.abort_calls("c4")
+        await until(lambda: pair.engine.aborted[2:] == ["c4-0"])
+        second.abort_calls("nobody")
+        second.abort_calls(None)
+        await until(lambda: pair.engine.aborted[3:] == ["jobs/c3-0", "c4-0"])
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_flush_is_answered_after_the_step_that_tells_of_it(is_empty: bool) -> None:
+    async def test(pair: Pair) -> None:
+        link, seen = await pair.link()
+        asked = asyncio.ensure_future(link.flush())
+        await until(lambda: pair.engine.flushes)
+        pair.server.publish(report(events=[CacheEvent("cleared")]))
+        threading.Thread(target=pair.engine.flushes[0], args=(is_empty,)).start()
+        assert await asked is is_empty
+        assert seen.events == [CacheEvent("cleared")]
+
+    run(test)
+
+
+def test_nothing_is_said_to_a_replica_before_the_token() -> None:
+    async def test(pair: Pair) -> None:
+        link = ReplicaLink(Seen(), pair.limits)
+        link.abort_calls(None)
+        with pytest.raises(ReplicaLostError):
+            await link.flush()
+        opening = asyncio.ensure_future(link.open("127.0.0.1", pair.port, TOKEN))
+        while not opening.done():
+            link.abort_calls(None)
+            await asyncio.sleep(0)
+        await opening
+
+    run(test)
+
+
+def test_a_flush_of_a_lost_replica_is_an_error_and_not_a_wait() -> None:
+    async def test(pair: Pair) -> None:
+        link, _ = await pair.link()
+        asked = asyncio.ensure_future(link.flush())
+        await until(lambda: pair.engine.flushes)
+        await pair.server.close()
+        for flush in (asked, link.flush()):
+            with pytest.raises(ReplicaLostError):
+                await flush
 
     run(test)
 

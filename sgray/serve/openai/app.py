@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -15,44 +15,55 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sgray.config import Config
+from sgray.config import ApiConfig, Config, environment_keys
 from sgray.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, OverloadedError, SgrayError
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
+from sgray.serve.openai.bounds import Bounded
+from sgray.serve.openai.control import abort_name, flush_timeout
 from sgray.serve.openai.http import (
+    REQUEST_ID,
     STRAIGHT_SEND,
     ClientGoneError,
     EventStream,
+    Handler,
     error_response,
     internal_error,
     json_response,
+    log_failure,
     read_json,
     while_connected,
 )
+from sgray.serve.openai.keys import Keyring, Keys, for_admin
 from sgray.serve.openai.metrics import CONTENT_TYPE, ApiMetrics
 from sgray.serve.openai.service import OpenAIService
 from sgray.serve.openai.validate import shown
 from sgray.text.token_ids import TextCodec
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _CLIENT_CLOSED = 499  # nginx's status for a client that left; nobody reads it, but logs and metrics do
 
 
 def create_app(config: Config, tokenizer: TextCodec, backend: Backend) -> Starlette:
-    """The application over a backend."""
-    return app_of(OpenAIService(config, tokenizer, backend), config.api.max_body_bytes)
+    """The application over a backend, closed by the keys of the configuration and of this process's environment."""
+    keyring = Keyring(config.api, environment_keys())
+    return app_of(OpenAIService(config, tokenizer, backend), config.api, keyring)
 
 
-def app_of(service: OpenAIService, max_body_bytes: int) -> Starlette:
-    """The application over a service that others may call as well."""
-    calls = _Calls(service, max_body_bytes)
+def app_of(
+    service: OpenAIService, api: ApiConfig, keyring: Keyring, *, behind_keys: Sequence[Middleware] = ()
+) -> Starlette:
+    """The application over a service that others may call as well. Routes of the operator go through `for_admin`.
+
+    `behind_keys` are layers that see only calls which have passed the check of their key.
+    """
+    calls = _Calls(service, api)
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", _guarded(calls.chat), methods=["POST"]),
             Route("/v1/completions", _guarded(calls.completions), methods=["POST"]),
             Route("/generate", _guarded(calls.generate), methods=["POST"]),
+            *_plain_routes(calls),
             Route("/v1/models", _guarded(calls.models), methods=["GET"]),
             Route("/v1/models/{name:path}", _guarded(calls.model), methods=["GET"]),
             Route("/health", _guarded(calls.ready), methods=["GET"]),
@@ -60,7 +71,12 @@ def app_of(service: OpenAIService, max_body_bytes: int) -> Starlette:
             Route("/live", _guarded(calls.live), methods=["GET"]),
             Route("/metrics", _guarded(calls.metrics), methods=["GET"]),
         ],
-        middleware=[Middleware(Observed, metrics=service.metrics)],
+        middleware=[
+            Middleware(Observed, metrics=service.metrics),
+            Middleware(Bounded, api=api),
+            Middleware(Keys, keyring=keyring),
+            *behind_keys,
+        ],
         exception_handlers={HTTPException: _http_exception},
     )
     app.router.redirect_slashes = False
@@ -70,9 +86,9 @@ def app_of(service: OpenAIService, max_body_bytes: int) -> Starlette:
 class _Calls:
     """The handlers of the routes."""
 
-    def __init__(self, service: OpenAIService, max_body_bytes: int) -> None:
+    def __init__(self, service: OpenAIService, api: ApiConfig) -> None:
         self._service = service
-        self._max_body_bytes = max_body_bytes
+        self._api = api
 
     async def chat(self, request: Request) -> Response:
         return await self._respond(request, self._service.open_chat)
@@ -82,6 +98,43 @@ class _Calls:
 
     async def generate(self, request: Request) -> Response:
         return await self._respond(request, self._service.open_native)
+
+    async def tokenize(self, request: Request) -> Response:
+        return json_response(await self._service.tokenize(await self._body(request)))
+
+    async def detokenize(self, request: Request) -> Response:
+        return json_response(await self._service.detokenize(await self._body(request)))
+
+    async def score(self, request: Request) -> Response:
+        score = self._service.score(await self._body(request))
+        return json_response(await while_connected(request.receive, score))
+
+    async def model_info(self, request: Request) -> Response:
+        return json_response(self._service.control.model_info())
+
+    async def server_info(self, request: Request) -> Response:
+        return json_response(self._service.control.server_info())
+
+    async def health_generate(self, request: Request) -> Response:
+        """200 when a replica has drawn a token just now."""
+        await while_connected(request.receive, self._service.control.check_generation())
+        return json_response({"status": "ok"})
+
+    async def abort_request(self, request: Request) -> Response:
+        """200 also for names that nobody has. To stop everybody's calls is the operator's."""
+        name = abort_name(await self._body(request))
+
+        async def stop(request: Request) -> Response:
+            self._service.backend.abort_calls(name)
+            return Response()
+
+        return await (for_admin(stop) if name is None else stop)(request)
+
+    async def flush_cache(self, request: Request) -> Response:
+        """200 when the caches of all replicas are empty."""
+        flush = self._service.control.flush(flush_timeout(request.query_params.get("timeout")))
+        await while_connected(request.receive, flush)
+        return Response("Cache flushed.\n", media_type="text/plain")
 
     async def models(self, request: Request) -> Response:
         return json_response(self._service.models())
@@ -104,7 +157,7 @@ class _Calls:
 
     async def _respond(self, request: Request, opened: Callable[[object], Awaitable[Answer]]) -> Response:
         """The answer of a call. What fails before the first event of a stream is still an HTTP status."""
-        answer = await opened(await read_json(request, self._max_body_bytes))
+        answer = await opened(await self._body(request))
         if not answer.is_stream:
             return json_response(await while_connected(request.receive, answer.whole()))
         events = answer.events()
@@ -113,6 +166,28 @@ class _Calls:
         except BaseException:  # also where the first event came at the very moment in which the caller was cancelled
             await events.aclose()
             raise
+
+    async def _body(self, request: Request) -> object:
+        return await read_json(request, self._api.max_body_bytes, self._api.max_json_depth)
+
+
+def _plain_routes(calls: _Calls) -> list[Route]:
+    """What draws no tokens for anybody: SGLang's routes, under its newer and its older names."""
+    flush_cache = for_admin(calls.flush_cache)
+    return [
+        Route("/v1/score", _guarded(calls.score), methods=["POST"]),
+        Route("/v1/tokenize", _guarded(calls.tokenize), methods=["POST"]),
+        Route("/tokenize", _guarded(calls.tokenize), methods=["POST"]),
+        Route("/v1/detokenize", _guarded(calls.detokenize), methods=["POST"]),
+        Route("/detokenize", _guarded(calls.detokenize), methods=["POST"]),
+        Route("/model_info", _guarded(calls.model_info), methods=["GET"]),
+        Route("/get_model_info", _guarded(calls.model_info), methods=["GET"]),
+        Route("/server_info", _guarded(calls.server_info), methods=["GET"]),
+        Route("/get_server_info", _guarded(calls.server_info), methods=["GET"]),
+        Route("/health_generate", _guarded(calls.health_generate), methods=["GET"]),
+        Route("/abort_request", _guarded(calls.abort_request), methods=["POST"]),
+        Route("/flush_cache", _guarded(flush_cache), methods=["GET", "POST"]),
+    ]
 
 
 class Observed:
@@ -137,6 +212,7 @@ class Observed:
                 self._metrics.responses.labels(path, str(message["status"])).inc()
             await send(message)
 
+        scope[REQUEST_ID] = request_id
         scope[STRAIGHT_SEND] = send
         await self._app(scope, receive, observed)
 
@@ -152,14 +228,16 @@ def _guarded(handler: Handler) -> Handler:
     """The handler with every failure as an answer in OpenAI's error shape."""
 
     async def guarded(request: Request) -> Response:
+        request_id = request.scope[REQUEST_ID]
         try:
             return await handler(request)
         except SgrayError as error:
+            log_failure(error, request_id)
             return error_response(error)
         except ClientGoneError:
             return Response(status_code=_CLIENT_CLOSED)
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the client gets an answer
-            return error_response(internal_error(error))
+            return error_response(internal_error(error, request_id))
 
     return guarded
 

@@ -21,7 +21,7 @@ class DeltaStream(Protocol):
 
 
 class Backend(Protocol):
-    """Runs requests. Every method may be called from the event loop and none blocks it."""
+    """Runs requests. Every method is for the event loop and none blocks it."""
 
     def submit(self, request: Request) -> DeltaStream:
         """Start a request. The stream raises a SgrayError (overloaded, replica lost, ...) where there is no answer."""
@@ -30,6 +30,14 @@ class Backend(Protocol):
     @property
     def info(self) -> EngineInfo:
         """Facts about the model; raises OverloadedError while no replica is known yet."""
+        ...
+
+    def abort_calls(self, name: str | None) -> None:
+        """Stop the calls of this name (see call_names), or all; each gets a last delta with finish "abort"."""
+        ...
+
+    async def flush(self) -> list[str]:
+        """Empty the prefix cache of every replica; the names of those where requests hold it."""
         ...
 
     def ready(self) -> bool:

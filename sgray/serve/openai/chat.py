@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sgray.protocol import Usage
 from sgray.serve.openai.choices import Choice, Piece, TokenEntry, finite
 from sgray.serve.openai.forms import Json, usage_json
+from sgray.serve.openai.reading import Reader, Reading, message
 from sgray.text.token_ids import TextCodec
 
 
@@ -21,19 +22,28 @@ class ChatForm:
     has_logprobs: bool = False
     top_logprobs: int = 0
     has_usage: bool = False
+    reading: Reading = field(default_factory=Reading)
+    _readers: dict[int, Reader] = field(default_factory=dict)
 
     def opening(self, index: int) -> list[Json]:
         """The role, in a chunk of its own."""
         return [self._chunk([self._delta(index, {"role": "assistant", "content": ""}, [], None)])]
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Json]:
-        """The text, then the finish in a chunk of its own; logprobs go with whichever comes first."""
-        deltas = []
-        if piece.text:
-            deltas.append(self._delta(choice.index, {"content": piece.text}, piece.entries, None))
+        """What the text holds, then the finish in a chunk of its own; logprobs go with whichever comes first."""
+        reader = self._reader(choice.index)
+        parts = reader.read(piece.text, is_last=piece.finish_reason is not None)
+        reader.entries += piece.entries
+        deltas = [self._delta(choice.index, part, reader.taken_entries(), None) for part in parts]
         if piece.finish_reason:
-            deltas.append(self._delta(choice.index, {}, [] if piece.text else piece.entries, piece.finish_reason))
+            reason = reader.finish_reason(piece.finish_reason)
+            deltas.append(self._delta(choice.index, {}, reader.taken_entries(), reason))
         return [self._chunk([delta]) for delta in deltas]
+
+    def _reader(self, index: int) -> Reader:
+        if index not in self._readers:
+            self._readers[index] = self.reading.reader()
+        return self._readers[index]
 
     def closing(self, usage: Usage) -> list[Json]:
         """The token counts, if asked for."""
@@ -52,11 +62,13 @@ class ChatForm:
 
     def _choice(self, choice: Choice, pieces: list[Piece]) -> Json:
         entries = [entry for piece in pieces for entry in piece.entries]
+        reader, reason = self.reading.reader(), pieces[-1].finish_reason
+        assert reason is not None, "the last piece has a finish reason"
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": "".join(piece.text for piece in pieces), "refusal": None},
+            "message": message(reader.read("".join(piece.text for piece in pieces), is_last=True), self.reading),
             "logprobs": self._logprobs(entries),
-            "finish_reason": pieces[-1].finish_reason,
+            "finish_reason": reader.finish_reason(reason),
         }
 
     def _chunk(self, choices: list[Json]) -> Json:

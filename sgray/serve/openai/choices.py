@@ -45,12 +45,15 @@ class Piece(msgspec.Struct, frozen=True):
     text: str = ""
     tokens: list[int] = []
     entries: list[TokenEntry] = []
-    finish_reason: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length", "abort"] | None = None
     matched: int | str | None = None
 
 
 class Choice:
-    """Reads the deltas of one request. Feed it until `is_finished`; then the request may be aborted."""
+    """Reads the deltas of one request. Feed it until `is_finished`; then the request may be aborted.
+
+    `keeps_aborted`: where somebody else aborts it, what there is of the answer is the answer, and says so.
+    """
 
     def __init__(
         self,
@@ -61,12 +64,15 @@ class Choice:
         tokenizer: TextCodec,
         *,
         echo: bool = False,
+        keeps_aborted: bool = False,
     ) -> None:
         self.index = index
         self.num_prompt = len(prompt.tokens)
         self.num_tokens = 0
         self.cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.is_finished = False
+        self._keeps_aborted = keeps_aborted
         self._prompt = prompt
         self._limit = sampling.max_new_tokens
         self._has_logprobs = sampling.logprobs != NO_LOGPROBS
@@ -82,14 +88,17 @@ class Choice:
 
     def feed(self, delta: Delta) -> Piece | None:
         """The piece that `delta` completes, if any; raises the error that the delta carries."""
-        if delta.finish is not None:
+        is_aborted = delta.finish is not None and delta.finish.reason == "abort" and self._keeps_aborted
+        if delta.finish is not None and not is_aborted:
             _raise_failure(delta.finish)
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if not delta.tokens and delta.finish is None:
             return None
         text = self._echo(delta) if self._awaits_echo else ""
-        if self._limit == 0:  # the engine drew a token only to compute the prompt's logprobs
+        if self._limit == 0 and not is_aborted:  # the engine drew a token only to compute the prompt's logprobs
             return self._piece(text, Finish("length"))
         text += self._read(delta)
         if self._stops and self._stops.matched is not None:
@@ -97,6 +106,11 @@ class Choice:
         if delta.finish:
             return self._finish(text, delta.finish)
         return self._piece(text, None) if text or not self._tokenizer.has_text else None
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """The prompt's ids."""
+        return self._prompt.tokens
 
     def empty(self) -> Piece:
         """The whole answer of a request for no tokens, for which no engine is asked."""
@@ -144,7 +158,7 @@ class Choice:
         if finish is None:
             return Piece(text, tokens, entries)
         self.is_finished = True
-        return Piece(text, tokens, entries, "stop" if finish.reason == "stop" else "length", matched)
+        return Piece(text, tokens, entries, "length" if finish.reason == "error" else finish.reason, matched)
 
     def _echo(self, delta: Delta) -> str:
         """The prompt's text, and the entries of its tokens where logprobs were asked for."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sgray.protocol import Usage
@@ -28,6 +30,33 @@ class Form(Protocol):
     def whole(self, choices: list[tuple[Choice, list[Piece]]], usage: Usage) -> Any:
         """The whole answer from all pieces of all choices."""
         ...
+
+
+@dataclass(frozen=True)
+class RunningUsage:
+    """A form whose every chunk carries the counts of the call so far; `usage` tells them."""
+
+    form: Form
+    usage: Callable[[], Usage]
+
+    def opening(self, index: int) -> list[Json]:
+        """The inner form's, with counts."""
+        return self._counted(self.form.opening(index))
+
+    def chunks(self, choice: Choice, piece: Piece) -> list[Json]:
+        """The inner form's, with counts."""
+        return self._counted(self.form.chunks(choice, piece))
+
+    def closing(self, usage: Usage) -> list[Json]:
+        """The inner form's, which has the counts of the whole call."""
+        return self.form.closing(usage)
+
+    def whole(self, choices: list[tuple[Choice, list[Piece]]], usage: Usage) -> Any:
+        """The inner form's."""
+        return self.form.whole(choices, usage)
+
+    def _counted(self, chunks: list[Json]) -> list[Json]:
+        return [chunk | {"usage": usage_json(self.usage())} for chunk in chunks]
 
 
 def usage_json(usage: Usage) -> Json:

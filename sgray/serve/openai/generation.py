@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from sgray.errors import EngineError, RequestTimeoutError
 from sgray.protocol import NO_LOGPROBS, Request, SamplingParams, Usage
+from sgray.serve.call_names import request_id
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.choices import Choice, Piece
 from sgray.serve.openai.metrics import ApiMetrics, CallMeter
@@ -26,15 +27,18 @@ ResultT = TypeVar("ResultT")
 class Call:
     """A checked call: `n` choices for each prompt.
 
-    `sampling[i]` belongs to prompt i; the prompts' differ in `max_new_tokens` alone.
+    `sampling[i]` and `text[i]` belong to prompt i. `names` are what the caller calls the choices, if it does.
+    `keeps_aborted` as in a choice.
     """
 
     id: str
     prompts: list[Prompt]
     sampling: list[SamplingParams]
-    text: TextOptions
+    text: list[TextOptions]
     n: int = 1
     echo: bool = False
+    names: Sequence[str] = ()
+    keeps_aborted: bool = False
     salt: str = ""
     priority: int = 0
 
@@ -49,11 +53,19 @@ class Generation:
         self._backend = backend
         self._metrics = metrics
         self._timeout_s = timeout_s
-        self.choices = [
-            Choice(p * call.n + i, prompt, call.sampling[p], call.text, tokenizer, echo=call.echo)
-            for p, prompt in enumerate(call.prompts)
-            for i in range(call.n)
-        ]
+        self.choices = [self._choice(index, tokenizer) for index in range(len(call.prompts) * call.n)]
+
+    def _choice(self, index: int, tokenizer: TextCodec) -> Choice:
+        call, prompt = self.call, index // self.call.n
+        return Choice(
+            index,
+            call.prompts[prompt],
+            call.sampling[prompt],
+            call.text[prompt],
+            tokenizer,
+            echo=call.echo,
+            keeps_aborted=call.keeps_aborted,
+        )
 
     def usage(self) -> Usage:
         """Token counts so far. A prompt counts once however many choices it has; the one choice that found the
@@ -88,7 +100,7 @@ class Generation:
             deadline = time.monotonic() + self._timeout_s
             try:
                 while True:
-                    yield await _within(deadline - time.monotonic(), pieces.__anext__())
+                    yield await within(deadline - time.monotonic(), pieces.__anext__())
             except StopAsyncIteration:
                 return
             except TimeoutError:
@@ -123,7 +135,7 @@ class Generation:
         """The engine's request; an answer of no tokens still takes a step where the prompt's logprobs are asked for."""
         call = self.call
         return Request(
-            id=f"{call.id}-{index}",
+            id=request_id(call.id, index, call.names[index] if call.names else ""),
             tokens=call.prompts[index // call.n].tokens,
             sampling=replace(
                 sampling,
@@ -135,7 +147,7 @@ class Generation:
         )
 
 
-async def _within(seconds: float, work: Awaitable[ResultT]) -> ResultT:
+async def within(seconds: float, work: Awaitable[ResultT]) -> ResultT:
     """The result of `work`, which is cancelled and has ended when this raises TimeoutError or is cancelled itself.
 
     `asyncio.wait_for` is no substitute: before Python 3.12 it swallows a cancellation that comes with the result.

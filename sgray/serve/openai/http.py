@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -21,6 +21,10 @@ from sgray.serve.openai.validate import parse_json, shown
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+Handler = Callable[[Request], Awaitable[Response]]
+
+REQUEST_ID = "sgray.request_id"
+"""Where a scope keeps the id of its call, the one that the answer's x-request-id has."""
 
 STRAIGHT_SEND = "sgray.send"
 """Where a scope keeps the server's own `send`; the application's layers watch for nothing but a response's start."""
@@ -44,14 +48,21 @@ def error_response(error: SgrayError, headers: dict[str, str] | None = None) -> 
     return Response(json.dumps(error.body()), error.status, headers, media_type="application/json")
 
 
-def internal_error(error: BaseException) -> SgrayError:
+def internal_error(error: BaseException, request_id: str) -> SgrayError:
     """What the client may know of a fault of the program; the log gets all of it."""
-    logger.error("internal error", exc_info=error)
-    return SgrayError("The server made a mistake; its log has the details.", code="internal_error")
+    logger.error("request %s: internal error", request_id, exc_info=error)
+    message = f"The server made a mistake; its log has the details under the request id {request_id}."
+    return SgrayError(message, code="internal_error")
 
 
-async def read_json(request: Request, max_bytes: int) -> Any:
-    """The body as a JSON value; raises a SgrayError where it is too large, of another type, or no JSON."""
+def log_failure(error: SgrayError, request_id: str) -> None:
+    """A line for the operator, where the server is to blame; not for refusals, of which there are many at once."""
+    if error.status >= 500 and error.status != OverloadedError.status:
+        logger.warning("request %s: %d %s: %s", request_id, error.status, error.code, error.message)
+
+
+async def read_json(request: Request, max_bytes: int, max_depth: int) -> Any:
+    """The body as a JSON value; raises a SgrayError where it is too large or deep, of another type, or no JSON."""
     _check_content_type(request.headers.get("content-type"))
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and (len(length) > 19 or int(length) > max_bytes):
@@ -66,7 +77,7 @@ async def read_json(request: Request, max_bytes: int) -> Any:
         if size > max_bytes:
             raise _too_large(max_bytes)
         if not message.get("more_body", False):
-            return parse_json(b"".join(parts))
+            return parse_json(b"".join(parts), max_depth)
 
 
 async def while_connected(receive: Receive, work: Awaitable[ResultT]) -> ResultT:
@@ -102,13 +113,13 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, or stop the call where the client leaves."""
         try:
-            await while_connected(receive, self._send(send, scope.get(STRAIGHT_SEND, send)))
+            await while_connected(receive, self._send(send, scope[STRAIGHT_SEND], scope[REQUEST_ID]))
         except (ClientGoneError, OSError):  # a server may also report a closed connection from send
-            logger.info("the client left a stream")
+            logger.info("request %s: the client left a stream", scope[REQUEST_ID])
         finally:
             await self._events.aclose()
 
-    async def _send(self, send: Send, straight: Send) -> None:
+    async def _send(self, send: Send, straight: Send, request_id: str) -> None:
         """The start by `send`; what follows by `straight`, since every layer between is paid for each token."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
@@ -117,11 +128,13 @@ class EventStream(Response):
                 async for chunk in events:
                     await straight({"type": "http.response.body", "body": chunk, "more_body": True})
         except SgrayError as error:
+            log_failure(error, request_id)
             await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the stream must not look complete
-            await send({"type": "http.response.body", "body": error_event(internal_error(error)), "more_body": True})
+            body = error_event(internal_error(error, request_id))
+            await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -24,6 +24,17 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 _MEDIA = {"image_url": "images", "input_audio": "audio", "video_url": "videos", "file": "files"}
 
 
+def check_counts(messages: list[dict[str, Any]], max_messages: int, max_parts: int) -> None:
+    """Raises InvalidRequestError where there are more messages, or more parts in one of them, than allowed."""
+    if len(messages) > max_messages:
+        wrong_value(PARAM, PARAM, f"{len(messages)} messages, at most {max_messages} are allowed.")
+    for index, message in enumerate(messages):
+        parts = message.get("content")
+        if isinstance(parts, list) and len(parts) > max_parts:
+            place = f"{PARAM}[{index}].content"
+            wrong_value(PARAM, place, f"{len(parts)} parts in one message, at most {max_parts} are allowed.")
+
+
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages for a chat template; raises InvalidRequestError that names the first wrong place."""
     return [_message(f"{PARAM}[{index}]", message) for index, message in enumerate(messages)]

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from sgray.protocol import Usage
-from sgray.serve.openai.choices import Choice, Piece, TokenEntry, finite
+from sgray.errors import EngineError
+from sgray.protocol import TokenLogprobs, Usage
+from sgray.serve.openai.choices import Choice, Piece, finite
 from sgray.serve.openai.forms import Json
+from sgray.serve.openai.native_fields import LogprobAsk
 from sgray.text.token_ids import TextCodec
+
+Entry = list[Any]  # [logprob, token id, text or None]
+
+
+@dataclass(slots=True)
+class _Written:
+    """What has come of one choice."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    own: list[Entry] = field(default_factory=list)
+    top: list[list[Entry] | None] = field(default_factory=list)
 
 
 @dataclass
 class NativeForm:
     """Writes the answer of one native call. Streamed chunks carry everything so far, as SGLang's do.
 
-    `is_list`: the answer is a list, since the call gave a list of prompts or asked for several choices.
+    `asks` has one item a prompt, `names` one an answer. `is_list`: the answer is a list, since the call gave a list of
+    prompts or asked for several choices. `started` is in the seconds of `time.monotonic`.
     """
 
-    id: str
+    names: list[str]
+    asks: list[LogprobAsk]
     tokenizer: TextCodec
     is_list: bool
-    has_logprobs: bool = False
-    top_logprobs: int = 0
-    _pieces: dict[int, list[Piece]] = field(default_factory=dict)
+    has_text_in_logprobs: bool = False
+    started: float = field(default_factory=time.monotonic)
+    _written: dict[int, _Written] = field(default_factory=dict)
 
     def opening(self, index: int) -> list[Json]:
         """Nothing comes before the text."""
@@ -31,9 +48,8 @@ class NativeForm:
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Json]:
         """The choice's answer so far."""
-        pieces = self._pieces.setdefault(choice.index, [])
-        pieces.append(piece)
-        return [self._answer(choice, pieces) | ({"index": choice.index} if self.is_list else {})]
+        self._add(choice, piece)
+        return [self._answer(choice, piece) | ({"index": choice.index} if self.is_list else {})]
 
     def closing(self, usage: Usage) -> list[Json]:
         """Counts are in every chunk."""
@@ -41,36 +57,64 @@ class NativeForm:
 
     def whole(self, choices: list[tuple[Choice, list[Piece]]], usage: Usage) -> Any:
         """One answer, or a list of them in the order of prompts and choices."""
-        answers = [self._answer(choice, pieces) for choice, pieces in choices]
+        for choice, pieces in choices:
+            for piece in pieces:
+                self._add(choice, piece)
+        answers = [self._answer(choice, pieces[-1]) for choice, pieces in choices]
         return answers if self.is_list else answers[0]
 
-    def _answer(self, choice: Choice, pieces: list[Piece]) -> Json:
+    def _ask(self, choice: Choice) -> LogprobAsk:
+        return self.asks[choice.index * len(self.asks) // len(self.names)]
+
+    def _add(self, choice: Choice, piece: Piece) -> None:
+        written = self._written.setdefault(choice.index, _Written())
+        written.text += piece.text
+        written.tokens += piece.tokens
+        num_top = self._ask(choice).num_top
+        for entry in piece.entries:
+            assert entry.logprobs is not None, "a generated token has logprobs when asked for"
+            written.own.append(self._entry(entry.token, entry.logprobs))
+            if num_top:
+                written.top.append(self._top(entry.logprobs, num_top))
+
+    def _answer(self, choice: Choice, last: Piece) -> Json:
+        """Lists are copied: who keeps a chunk does not see it grow."""
+        written, ask = self._written[choice.index], self._ask(choice)
         meta: Json = {
-            "id": f"{self.id}-{choice.index}" if self.is_list else self.id,
-            "finish_reason": _finish(pieces[-1], choice.num_tokens),
+            "id": self.names[choice.index],
+            "finish_reason": _finish(last, choice.num_tokens),
             "prompt_tokens": choice.num_prompt,
             "completion_tokens": choice.num_tokens,
             "cached_tokens": choice.cached_tokens,
         }
-        if self.has_logprobs:
-            entries = [entry for piece in pieces for entry in piece.entries]
-            meta["output_token_logprobs"] = [self._own(entry) for entry in entries]
-            if self.top_logprobs:
-                meta["output_top_logprobs"] = [self._top(entry) for entry in entries]
-        return {
-            "text": "".join(piece.text for piece in pieces),
-            "output_ids": [token for piece in pieces for token in piece.tokens],
-            "meta_info": meta,
-        }
+        if last.finish_reason is not None:
+            meta["e2e_latency"] = time.monotonic() - self.started
+        if ask.is_asked:
+            own, top = self._of_prompt(choice, last, ask)
+            meta |= {"input_token_logprobs": own, "output_token_logprobs": list(written.own)}
+            if ask.num_top:
+                meta |= {"input_top_logprobs": top, "output_top_logprobs": list(written.top)}
+        return {"text": written.text, "output_ids": list(written.tokens), "meta_info": meta}
 
-    def _own(self, entry: TokenEntry) -> list[Any]:
-        assert entry.logprobs is not None, "a generated token has logprobs when asked for"
-        return [finite(entry.logprobs.logprob), entry.token, self.tokenizer.token_text(entry.token)]
+    def _of_prompt(self, choice: Choice, last: Piece, ask: LogprobAsk) -> tuple[list[Entry], list[list[Entry] | None]]:
+        """Entries of the prompt's tokens from the start asked for; the first token of a prompt has no logprob."""
+        tokens, found = choice.prompt_tokens, choice.prompt_logprobs
+        if ask.start is None or ask.start == len(tokens) or (found is None and last.finish_reason == "abort"):
+            return [], []
+        if found is None or len(found) != len(tokens):
+            raise EngineError(f"the engine gave logprobs for {len(found or [])} of {len(tokens)} prompt tokens")
+        rest = found[ask.start :]
+        own = [self._entry(token, values) for token, values in zip(tokens[ask.start :], rest, strict=True)]
+        return own, [self._top(values, ask.num_top) if values else None for values in rest]
 
-    def _top(self, entry: TokenEntry) -> list[list[Any]]:
-        assert entry.logprobs is not None, "a generated token has logprobs when asked for"
-        best = entry.logprobs.top[: self.top_logprobs]
-        return [[finite(value), token, self.tokenizer.token_text(token)] for token, value in best]
+    def _entry(self, token: int, values: TokenLogprobs | None) -> Entry:
+        return [finite(values.logprob) if values else None, token, self._text(token)]
+
+    def _top(self, values: TokenLogprobs, num_top: int) -> list[Entry]:
+        return [[finite(value), token, self._text(token)] for token, value in values.top[:num_top]]
+
+    def _text(self, token: int) -> str | None:
+        return self.tokenizer.token_text(token) if self.has_text_in_logprobs else None
 
 
 def _finish(piece: Piece, num_tokens: int) -> Json | None:
@@ -78,4 +122,6 @@ def _finish(piece: Piece, num_tokens: int) -> Json | None:
         return None
     if piece.finish_reason == "length":
         return {"type": "length", "length": num_tokens}
+    if piece.finish_reason == "abort":
+        return {"type": "abort", "message": "the request was aborted"}
     return {"type": "stop", "matched": piece.matched}

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgray.errors import InvalidRequestError
-from sgray.protocol import SamplingParams
+from sgray.protocol import MAX_END_IDS, MAX_LOGIT_BIASES, SamplingParams
 from sgray.serve.openai.schemas import INT64, STRUCTURED, Sampling
 from sgray.serve.openai.validate import checked_text, kind, shown, wrong_type, wrong_value
 
-MAX_LOGIT_BIAS = 1024
-MAX_STOP_TOKENS = 1024
-MAX_STOP_CHARS = 1024
 _GREEDY_BELOW = 1e-4  # dividing logits by less only overflows; the best token has all the mass long before
 
 
@@ -35,6 +32,8 @@ class Limits:
     max_n: int
     max_batch: int
     max_stop: int
+    max_stop_chars: int
+    num_end_ids: int
 
 
 def sampling_params(body: Sampling, limits: Limits, *, prefix: str = "") -> SamplingParams:
@@ -51,26 +50,26 @@ def sampling_params(body: Sampling, limits: Limits, *, prefix: str = "") -> Samp
         frequency_penalty=body.frequency_penalty,
         presence_penalty=body.presence_penalty,
         logit_bias=_logit_bias(body.logit_bias, f"{prefix}logit_bias", limits.vocab_size),
-        stop_token_ids=_stop_token_ids(body.stop_token_ids, f"{prefix}stop_token_ids", limits.vocab_size),
+        stop_token_ids=_stop_token_ids(body.stop_token_ids, f"{prefix}stop_token_ids", limits),
         ignore_eos=body.ignore_eos,
     )
 
 
-def stop_strings(value: object, param: str, max_stop: int) -> tuple[str, ...]:
+def stop_strings(value: object, param: str, limits: Limits) -> tuple[str, ...]:
     """Stop strings from a string, an array of strings or nothing."""
     if value is None:
         return ()
     if not isinstance(value, str | list):
         wrong_type(param, param, "a string or an array of strings", value)
     items = [value] if isinstance(value, str) else value
-    if len(items) > max_stop:
-        wrong_value(param, param, f"{len(items)} stop strings, at most {max_stop} are allowed.")
+    if len(items) > limits.max_stop:
+        wrong_value(param, param, f"{len(items)} stop strings, at most {limits.max_stop} are allowed.")
     for index, item in enumerate(items):
         place = param if isinstance(value, str) else f"{param}[{index}]"
         if not checked_text(param, place, item):
             wrong_value(param, place, "a stop string may not be empty.")
-        if len(item) > MAX_STOP_CHARS:
-            wrong_value(param, place, f"a stop string has at most {MAX_STOP_CHARS} characters, this one {len(item)}.")
+        if len(item) > (most := limits.max_stop_chars):
+            wrong_value(param, place, f"a stop string has at most {most} characters, this one {len(item)}.")
     return tuple(items)
 
 
@@ -136,8 +135,8 @@ def _top_k(top_k: int, top_p: float, vocab_size: int) -> int:
 
 def _logit_bias(value: Mapping[Any, Any], param: str, vocab_size: int) -> dict[int, float]:
     """Biases by token id; JSON has only string keys, Python callers may use integers."""
-    if len(value) > MAX_LOGIT_BIAS:
-        wrong_value(param, param, f"{len(value)} entries, at most {MAX_LOGIT_BIAS} are allowed.")
+    if len(value) > MAX_LOGIT_BIASES:
+        wrong_value(param, param, f"{len(value)} entries, at most {MAX_LOGIT_BIASES} are allowed.")
     return {_bias_token(key, param, vocab_size): _bias(key, bias, param) for key, bias in value.items()}
 
 
@@ -157,10 +156,12 @@ def _bias(key: object, bias: object, param: str) -> float:
     return float(bias)
 
 
-def _stop_token_ids(value: list[int], param: str, vocab_size: int) -> tuple[int, ...]:
-    if len(value) > MAX_STOP_TOKENS:
-        wrong_value(param, param, f"{len(value)} stop tokens, at most {MAX_STOP_TOKENS} are allowed.")
-    for token in value:
-        if not 0 <= token < vocab_size:
-            wrong_value(param, param, f"token id {shown(token)} is not in 0..{vocab_size - 1}.")
-    return tuple(value)
+def _stop_token_ids(value: list[int], param: str, limits: Limits) -> tuple[int, ...]:
+    """Each id once; the engine has room for so many, the model's own end ids among them."""
+    tokens = tuple(dict.fromkeys(value))
+    if len(tokens) > (most := MAX_END_IDS - limits.num_end_ids):
+        wrong_value(param, param, f"{len(tokens)} stop tokens, at most {most} are allowed.")
+    for token in tokens:
+        if not 0 <= token < limits.vocab_size:
+            wrong_value(param, param, f"token id {shown(token)} is not in 0..{limits.vocab_size - 1}.")
+    return tokens

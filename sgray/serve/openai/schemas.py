@@ -6,7 +6,7 @@ names are unknown. A null field counts as left out. Fields marked "ignored" chan
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,6 +24,9 @@ class StreamOptions(Body):
     """Options of a streamed answer."""
 
     include_usage: bool | None = Field(None, description="Send the token counts in a last chunk without choices.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage, every chunk has the counts of the call so far (vLLM's field)."
+    )
     include_obfuscation: bool | None = Field(None, description="Only false: chunks are never padded.")
 
 
@@ -69,9 +72,11 @@ class ChatBody(OpenAIBody):
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[dict[str, Any]] = Field(default_factory=list, description="Only empty so far.")
-    tool_choice: Any = Field(None, description='"none" or "auto" so far.')
-    parallel_tool_calls: bool = Field(True, description="Ignored: without tools there is nothing to call.")
+    tools: list[dict[str, Any]] = Field(default_factory=list, description="Needs api.tool_call_parser.")
+    tool_choice: Any = Field(None, description='"auto" or "none", which hides the tools.')
+    parallel_tool_calls: bool = Field(True, description="False: the first call alone is returned.")
+    separate_reasoning: bool | None = Field(None, description="False: reasoning stays in the content. See the next.")
+    stream_reasoning: bool = Field(True, description="False: reasoning comes in one piece. Needs api.reasoning_parser.")
     add_generation_prompt: bool = True
     continue_final_message: bool = Field(False, description="Go on with the assistant's last message.")
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(
@@ -104,21 +109,68 @@ class NativeBody(Body):
 
     text: Any = None
     input_ids: Any = None
-    sampling_params: NativeSampling = Field(default_factory=NativeSampling)
+    sampling_params: Any = Field(None, description="An object, or an array of them, one a prompt.")
+    rid: Any = Field(None, description="The call's name for /abort_request, or an array of them, one a prompt.")
     stream: bool = False
-    return_logprob: bool = False
-    top_logprobs_num: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
-    logprob_start_len: Literal[-1] = Field(-1, description="Only -1: logprobs of the answer alone.")
+    return_logprob: Any = Field(False, description="Also an array, one a prompt; so the next two.")
+    top_logprobs_num: Any = Field(0, description="Best alternatives beside each token.")
+    logprob_start_len: Any = Field(
+        -1, description="First prompt token whose logprob is wanted; -1: those of the answer alone."
+    )
+    return_text_in_logprobs: bool = Field(False, description="The text of each token beside its id, else null.")
     cache_salt: str = Field("", max_length=256)
     priority: int = Field(0, ge=-(2**31), lt=2**31)
 
 
+class TokenizeBody(Body):
+    """POST /tokenize: a prompt, or messages with what a chat call would send beside them."""
+
+    model: str | None = None
+    prompt: Any = Field(None, description="A string, or an array of strings.")
+    messages: Any = None
+    add_special_tokens: bool | None = Field(None, description="What the tokenizer adds to a prompt; true if unset.")
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
+    chat_template_kwargs: Any = None
+    tools: Any = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: Any
+    skip_special_tokens: bool = True
+
+
+class ScoreBody(Body):
+    """POST /v1/score: texts, or token ids, for query and items alike."""
+
+    model: str | None = None
+    query: Any
+    items: Any
+    label_token_ids: Any
+    apply_softmax: bool = Field(False, description="Shares of the labels alone instead of probabilities.")
+    item_first: bool = False
+    user: str = Field("", description="Ignored, as in calls.")
+
+
+class AbortBody(Body):
+    """POST /abort_request."""
+
+    rid: str = Field("", max_length=512)
+    abort_all: bool = False
+
+
 STRUCTURED = "structured output is not supported yet"
+TEXT_ONLY = "the models served here read text alone"
+TRANSFER = "prompts are not computed on other replicas than answers"
 
 UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "audio": ((), "this server makes no audio"),
-    "functions": (([],), "tool calls are not supported yet"),
-    "function_call": (("none",), "tool calls are not supported yet"),
+    "functions": (([],), "it is the old form of tools, which are read here"),
+    "function_call": (("none",), "it is the old form of tool_choice, which is read here"),
     "modalities": ((["text"],), "only ['text'] is made here"),
     "moderation": ((), "there is no moderation here"),
     "prediction": ((), "predicted outputs are not supported"),
@@ -140,3 +192,49 @@ UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "guided_grammar": ((), STRUCTURED),
 }
 """Known fields that cannot be honoured: the values that ask for nothing, and the reason for refusing the others."""
+
+NATIVE_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
+    "input_embeds": ((), "prompts are text or token ids"),
+    "image_data": (([],), TEXT_ONLY),
+    "video_data": (([],), TEXT_ONLY),
+    "audio_data": (([],), TEXT_ONLY),
+    "mm_hashes": (([],), TEXT_ONLY),
+    "modalities": (([], ["text"]), TEXT_ONLY),
+    "token_ids_logprob": (([],), "logprobs of chosen ids are not made yet; top_logprobs_num gives the best ones"),
+    "return_hidden_states": ((False,), "hidden states are not given out"),
+    "return_routed_experts": ((False,), "there are no experts"),
+    "return_sampling_mask": ((False,), "the mask of sampling is not given out"),
+    "lora_path": (("",), "there are no adapters"),
+    "session_params": (({},), "there are no sessions; a common prefix is found by its content"),
+    "session_id": (("",), "there are no sessions; a common prefix is found by its content"),
+    "conversation_id": (("",), "there are no sessions; a common prefix is found by its content"),
+    "custom_logit_processor": (("",), "code from clients is never run"),
+    "bootstrap_host": ((), TRANSFER),
+    "bootstrap_port": ((), TRANSFER),
+    "bootstrap_room": ((), TRANSFER),
+    "data_parallel_rank": ((), "the replica is chosen by load and cached prefix"),
+    "routed_dp_rank": ((), "the replica is chosen by load and cached prefix"),
+    "routing_key": (("",), "the replica is chosen by load and cached prefix"),
+    "extra_key": (("",), "use cache_salt to keep callers apart"),
+    "kv_hints": (({},), "the prefix cache is automatic"),
+    "require_reasoning": ((False,), "reasoning is not read here"),
+    "max_thinking_tokens": ((), "reasoning is not read here"),
+    "background": ((False,), "an answer is given to whoever waits for it"),
+    "no_logs": ((False, True), "prompts and answers are never logged"),
+    "log_metrics": ((True,), "every call is counted"),
+    "custom_labels": (({},), "metrics have fixed labels"),
+}
+"""The same for the native form, whose fields are SGLang's."""
+
+NATIVE_SAMPLING_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
+    "json_schema": ((), STRUCTURED),
+    "regex": ((), STRUCTURED),
+    "ebnf": ((), STRUCTURED),
+    "structural_tag": ((), STRUCTURED),
+    "stop_regex": (([],), "patterns that end an answer are not supported; use stop"),
+    "beam_width": ((1,), "there is no beam search; use n"),
+    "spaces_between_special_tokens": ((True,), "text is exactly what the tokens say"),
+    "stream_interval": ((1,), "text is sent as soon as it is there"),
+    "custom_params": (({},), "there is no custom code that would read them"),
+}
+"""The same for its `sampling_params`."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,22 @@ from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.chat import ChatForm
 from sgray.serve.openai.completions import CompletionForm
-from sgray.serve.openai.forms import Form, Json
+from sgray.serve.openai.control import Control
+from sgray.serve.openai.forms import Form, Json, RunningUsage
 from sgray.serve.openai.generation import Call, Generation
-from sgray.serve.openai.messages import num_chars, template_messages
+from sgray.serve.openai.messages import check_counts, num_chars, template_messages
 from sgray.serve.openai.metrics import ApiMetrics
 from sgray.serve.openai.native import NativeForm
+from sgray.serve.openai.native_fields import (
+    is_list_of_prompts,
+    name_answers,
+    native_sampling,
+    parse_logprobs,
+    parse_native,
+    parse_sampling,
+)
 from sgray.serve.openai.prompts import THREAD_CHARS, Prompt, answer_tokens, parse_prompts, tokenise
+from sgray.serve.openai.reading import PROMPT_END_TOKENS, Reading, is_inside
 from sgray.serve.openai.sampling import (
     Limits,
     TextOptions,
@@ -30,8 +41,27 @@ from sgray.serve.openai.sampling import (
     sampling_params,
     stop_strings,
 )
-from sgray.serve.openai.schemas import UNSUPPORTED, ChatBody, CompletionBody, NativeBody, NativeSampling, OpenAIBody
-from sgray.serve.openai.validate import checked_text, parse_body, shown, wrong_value
+from sgray.serve.openai.schemas import (
+    UNSUPPORTED,
+    ChatBody,
+    CompletionBody,
+    NativeSampling,
+    OpenAIBody,
+    ScoreBody,
+    StreamOptions,
+)
+from sgray.serve.openai.scores import score_call, score_json, score_prompts
+from sgray.serve.openai.token_calls import (
+    chat_fields,
+    decode_tokens,
+    encode_prompt,
+    parse_detokenize,
+    parse_tokenize,
+    tokens_json,
+)
+from sgray.serve.openai.tools import ToolUse, tool_use
+from sgray.serve.openai.validate import checked_text, parse_body, shown, without_unsupported, wrong_value
+from sgray.text.reasoning import REASONING_FORMATS
 from sgray.text.token_ids import REFUSAL, TextCodec
 
 _DEFAULT_COMPLETION_TOKENS = 16  # the reference's default for text completions; chat has none
@@ -49,6 +79,7 @@ class OpenAIService:
         self.backend = backend
         self.metrics = ApiMetrics(config.model_name, backend)
         self._api = config.api
+        self.control = Control(config, backend)
         self._tokenizer = tokenizer
         self._created = int(time.time())
 
@@ -73,6 +104,40 @@ class OpenAIService:
         self._check_model(name)
         return {"id": name, "object": "model", "created": self._created, "owned_by": "sgray"}
 
+    async def tokenize(self, body: object) -> Json:
+        """The ids of a text, of several, or of messages as a chat call would send them."""
+        given = parse_tokenize(body)
+        self._check_given_model(given.model)
+        self._refuse_text("prompt" if given.messages is None else "messages", is_asked=True)
+        tokens: list[int] | list[list[int]]
+        if given.messages is None:
+            tokens = await encode_prompt(given, self._tokenizer, self._api.max_batch)
+        else:
+            chat = parse_body(ChatBody, chat_fields(given, self.model_name))
+            tokens = (await self._chat_prompt(chat, tool_use(chat, self._api.tool_call_parser))).tokens
+        text_of = self._tokenizer.token_text if given.return_token_strs else None
+        return tokens_json(tokens, self.backend.info.context_length, text_of)
+
+    async def detokenize(self, body: object) -> Json:
+        """The text of ids, or the texts of several lists of them."""
+        given = parse_detokenize(body, self.backend.info.vocab_size, self._api.max_batch)
+        self._check_given_model(given.model)
+        self._refuse_text("tokens", is_asked=True)
+        return await decode_tokens(given, self._tokenizer)
+
+    async def score(self, body: object) -> Json:
+        """The probabilities of label tokens after each item."""
+        given = parse_body(ScoreBody, body)
+        self._check_given_model(given.model)
+        self._refuse_text("query", is_asked=isinstance(given.query, str))
+        prompts = await score_prompts(given, self._tokenizer, self._limits())
+        call = score_call(f"score-{uuid.uuid4().hex}", prompts, given.label_token_ids)
+        generation = Generation(call, self.backend, self._tokenizer, self.metrics, self._api.request_timeout_s)
+        async with aclosing(generation.pieces()) as pieces:
+            async for _ in pieces:
+                pass
+        return score_json(given, self.model_name, prompts, generation.choices)
+
     async def open_chat(self, body: object) -> Answer:
         """A checked chat call."""
         chat = parse_body(ChatBody, _supported(body))
@@ -80,8 +145,8 @@ class OpenAIService:
         self._refuse_text("messages", is_asked=True)
         limits = self._limits()
         top_logprobs = _chat_logprobs(chat)
-        _check_tools(chat)
-        prompt = await self._chat_prompt(chat)
+        tools = tool_use(chat, self._api.tool_call_parser)
+        prompt = await self._chat_prompt(chat, tools)
         sampling = replace(sampling_params(chat, limits), logprobs=top_logprobs)
         form = ChatForm(
             f"chatcmpl-{uuid.uuid4().hex}",
@@ -91,9 +156,13 @@ class OpenAIService:
             has_logprobs=chat.logprobs,
             top_logprobs=max(0, top_logprobs),
             has_usage=_has_usage(chat),
+            reading=self._reading(chat, prompt, tools),
         )
         per_prompt = [self._budget(chat, sampling, prompt, _chat_limit(chat), None, "messages", limits)]
-        return self._answer(form, self._call(form.id, chat, [prompt], per_prompt, limits), chat.stream)
+        call = self._call(form.id, chat, [prompt], per_prompt, limits)
+        if tools.format is not None and tools.format.has_special_tokens:  # whatever the call says: they mark its calls
+            call = replace(call, text=[replace(options, skip_special_tokens=False) for options in call.text])
+        return self._answer(form, call, chat.stream, options=chat.stream_options, has_fast_text=form.reading.is_plain)
 
     async def open_completions(self, body: object) -> Answer:
         """A checked text completions call."""
@@ -121,49 +190,37 @@ class OpenAIService:
             for prompt in prompts
         ]
         call = self._call(form.id, text, prompts, per_prompt, limits)
-        return self._answer(form, replace(call, echo=text.echo), text.stream)
+        return self._answer(form, replace(call, echo=text.echo), text.stream, options=text.stream_options)
 
     async def open_native(self, body: object) -> Answer:
         """A checked call in the native form."""
-        native = parse_body(NativeBody, body)
-        given, limits = native.sampling_params, self._limits()
-        if (native.text is None) == (native.input_ids is None):
-            raise InvalidRequestError("Give exactly one of 'text' and 'input_ids'.", param="text")
+        native, limits = parse_native(body), self._limits()
+        self._refuse_text("return_text_in_logprobs", is_asked=native.return_text_in_logprobs)
         param = "text" if native.input_ids is None else "input_ids"
         value = native.text if native.input_ids is None else native.input_ids
         prompts = await self._prompts(value, param, limits)
-        is_list = given.n > 1 or (isinstance(value, list) and isinstance(value[0], str | list))
-        form = NativeForm(
-            uuid.uuid4().hex,
-            self._tokenizer,
-            is_list,
-            has_logprobs=native.return_logprob,
-            top_logprobs=native.top_logprobs_num,
-        )
-        call = self._native_call(form.id, native, prompts, param, limits)
-        return self._answer(form, call, native.stream, has_fast_text=False)
-
-    def _native_call(self, call_id: str, native: NativeBody, prompts: list[Prompt], param: str, limits: Limits) -> Call:
-        given, prefix = native.sampling_params, "sampling_params."
-        sampling = replace(
-            sampling_params(given, limits, prefix=prefix),
-            seed=given.sampling_seed,
-            min_new_tokens=_checked_minimum(given.min_new_tokens, given.max_new_tokens, f"{prefix}min_new_tokens"),
-            logprobs=native.top_logprobs_num if native.return_logprob else NO_LOGPROBS,
-        )
-        context = limits.context_length
-        return Call(
-            id=call_id,
+        count = len(prompts) if is_list_of_prompts(value) else None
+        given = parse_sampling(native, count)
+        n = checked_n(given[0].n, len(prompts), limits, "sampling_params.n")
+        names = name_answers(native.rid, count, n)
+        asks = parse_logprobs(native, count, [len(prompt.tokens) for prompt in prompts])
+        is_list = count is not None or n > 1
+        form = NativeForm(names.answers, asks, self._tokenizer, is_list, native.return_text_in_logprobs)
+        call = Call(
+            id=names.call,
             prompts=prompts,
             sampling=[
-                replace(sampling, max_new_tokens=_answer_tokens(prompt, given.max_new_tokens, None, context, param))
-                for prompt in prompts
+                native_sampling(one, ask, prompt, limits, param)
+                for one, ask, prompt in zip(given, asks, prompts, strict=True)
             ],
-            text=self._text_options(given, limits, prefix=prefix),
-            n=checked_n(given.n, len(prompts), limits, f"{prefix}n"),
-            salt=checked_text("cache_salt", "cache_salt", native.cache_salt),
+            text=[self._text_options(one, limits, prefix="sampling_params.") for one in given],
+            n=n,
+            names=names.answers if names.is_given else (),
+            keeps_aborted=True,
+            salt=native.cache_salt,
             priority=native.priority,
         )
+        return self._answer(form, call, native.stream, has_fast_text=False)
 
     def _call(
         self, call_id: str, body: OpenAIBody, prompts: list[Prompt], sampling: list[SamplingParams], limits: Limits
@@ -173,19 +230,38 @@ class OpenAIService:
             id=call_id,
             prompts=prompts,
             sampling=sampling,
-            text=replace(options, include_stop=options.include_stop or body.include_stop_str_in_output),
+            text=[replace(options, include_stop=options.include_stop or body.include_stop_str_in_output)]
+            * len(prompts),
             n=checked_n(body.n, len(prompts), limits, "n"),
             salt=checked_text("cache_salt", "cache_salt", body.cache_salt),
             priority=body.priority,
         )
 
-    def _answer(self, form: Form, call: Call, is_stream: bool, *, has_fast_text: bool = True) -> Answer:
+    def _answer(
+        self,
+        form: Form,
+        call: Call,
+        is_stream: bool,
+        *,
+        options: StreamOptions | None = None,
+        has_fast_text: bool = True,
+    ) -> Answer:
         generation = Generation(call, self.backend, self._tokenizer, self.metrics, self._api.request_timeout_s)
+        if options is not None and options.continuous_usage_stats:
+            form, has_fast_text = RunningUsage(form, generation.usage), False
         return Answer(form, generation, is_stream, has_fast_text and self._tokenizer.has_text)
 
     def _limits(self) -> Limits:
         info, api = self.backend.info, self._api
-        return Limits(info.vocab_size, info.context_length, api.max_n, api.max_batch, api.max_stop)
+        return Limits(
+            info.vocab_size,
+            info.context_length,
+            api.max_n,
+            api.max_batch,
+            api.max_stop,
+            api.max_stop_chars,
+            len(info.end_ids),
+        )
 
     def _check_openai(self, body: OpenAIBody) -> None:
         self._check_model(body.model)
@@ -196,9 +272,12 @@ class OpenAIService:
         if options is not None and options.include_obfuscation:
             param = "stream_options.include_obfuscation"
             wrong_value(param, param, "chunks are never padded here; leave it out or send false.")
+        if options is not None and options.continuous_usage_stats and not options.include_usage:
+            param = "stream_options.continuous_usage_stats"
+            wrong_value(param, param, "it is only allowed when stream_options.include_usage is true.")
 
     def _text_options(self, body: OpenAIBody | NativeSampling, limits: Limits, *, prefix: str = "") -> TextOptions:
-        stop = stop_strings(body.stop, f"{prefix}stop", limits.max_stop)
+        stop = stop_strings(body.stop, f"{prefix}stop", limits)
         self._refuse_text(f"{prefix}stop", is_asked=bool(stop))
         return TextOptions(stop, include_stop=body.no_stop_trim, skip_special_tokens=body.skip_special_tokens)
 
@@ -206,6 +285,11 @@ class OpenAIService:
         """Raise where `param` asks for text and there is no tokenizer."""
         if is_asked and not self._tokenizer.has_text:
             wrong_value(param, param, f"it needs text, and {REFUSAL}.")
+
+    def _check_given_model(self, name: str | None) -> None:
+        """Where the model may be left out, since there is one."""
+        if name is not None:
+            self._check_model(name)
 
     def _check_model(self, name: str) -> None:
         if name != self.model_name:
@@ -232,8 +316,29 @@ class OpenAIService:
         self._refuse_text(param, is_asked=isinstance(given[0], str))
         return [await tokenise(self._tokenizer, prompt, param=param) for prompt in given]
 
-    async def _chat_prompt(self, chat: ChatBody) -> Prompt:
+    def _reading(self, chat: ChatBody, prompt: Prompt, tools: ToolUse) -> Reading:
+        """How the answers are read; raises where reasoning must be told apart and this server was not told how."""
+        name = self._api.reasoning_parser
+        if name is None:
+            if chat.separate_reasoning:
+                reason = f"set api.reasoning_parser (--reasoning-parser) to one of {', '.join(REASONING_FORMATS)}."
+                wrong_value(
+                    "separate_reasoning", "separate_reasoning", f"this server cannot tell reasoning apart; {reason}"
+                )
+            return Reading(tools=tools)
+        end = self._tokenizer.decode(prompt.tokens[-PROMPT_END_TOKENS:], skip_special_tokens=False)
+        continued = template_messages(chat.messages[-1:])[0] if chat.continue_final_message else None
+        return Reading(
+            REASONING_FORMATS[name],
+            is_inside(REASONING_FORMATS[name], end, continued),
+            separates=chat.separate_reasoning is not False,
+            streams=chat.stream_reasoning,
+            tools=tools,
+        )
+
+    async def _chat_prompt(self, chat: ChatBody, tools: ToolUse) -> Prompt:
         """The rendered messages as ids; a long conversation is rendered in a thread, off the streams' way."""
+        check_counts(chat.messages, self._api.max_messages, self._api.max_content_parts)
         messages = template_messages(chat.messages)
         if chat.continue_final_message:
             _check_continuation(chat, messages)
@@ -243,10 +348,11 @@ class OpenAIService:
                 messages,
                 add_generation_prompt=chat.add_generation_prompt and not chat.continue_final_message,
                 continue_final_message=chat.continue_final_message,
+                tools=tools.tools or None,
                 template_kwargs=dict(chat.chat_template_kwargs),
             )
 
-        is_long = num_chars(messages) > THREAD_CHARS
+        is_long = num_chars(messages) + tools.num_chars > THREAD_CHARS
         return Prompt(await asyncio.to_thread(render) if is_long else render())
 
 
@@ -256,17 +362,7 @@ async def _run(answer: Answer) -> Any:
 
 def _supported(body: object) -> object:
     """The body without the fields that ask for nothing; raises for those that ask for what is not there."""
-    if not isinstance(body, Mapping):
-        return body
-    kept: dict[str, Any] = {}
-    for name, value in body.items():
-        if value is None or name not in UNSUPPORTED:
-            kept[name] = value
-            continue
-        harmless, reason = UNSUPPORTED[name]
-        if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):
-            raise InvalidRequestError(f"'{name}' is not supported: {reason}.", param=name, code="unsupported_parameter")
-    return kept
+    return without_unsupported(body, UNSUPPORTED)
 
 
 def _answer_tokens(prompt: Prompt, asked: int | None, default: int | None, context_length: int, param: str) -> int:
@@ -297,13 +393,6 @@ def _chat_logprobs(chat: ChatBody) -> int:
     if chat.top_logprobs is not None and not chat.logprobs:
         wrong_value("top_logprobs", "top_logprobs", "it is only allowed when logprobs is true.")
     return (chat.top_logprobs or 0) if chat.logprobs else NO_LOGPROBS
-
-
-def _check_tools(chat: ChatBody) -> None:
-    if chat.tools:
-        raise InvalidRequestError("'tools' is not supported: tool calls are not supported yet.", param="tools")
-    if chat.tool_choice not in (None, "none", "auto"):
-        wrong_value("tool_choice", "tool_choice", f"{shown(chat.tool_choice)} needs tools, and none are given.")
 
 
 def _check_continuation(chat: ChatBody, messages: list[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from sgray.errors import InvalidRequestError
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
+Unsupported = Mapping[str, tuple[tuple[object, ...], str]]
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -31,8 +32,8 @@ _BOUND = {
 _SHOWN_CHARS = 80
 
 
-def parse_json(raw: bytes) -> Any:
-    """A JSON text as Python values.
+def parse_json(raw: bytes, max_depth: int) -> Any:
+    """A JSON text as Python values, arrays and objects in at most `max_depth` levels.
 
     NaN and infinities, which Python's parser lets through, come out as floats, so that the check of the field they
     stand in can name it.
@@ -40,24 +41,49 @@ def parse_json(raw: bytes) -> Any:
     if not raw.strip():
         raise InvalidRequestError("The request has no body; send a JSON object.")
     try:
-        return json.loads(raw)
+        value = json.loads(raw)
     except RecursionError:
-        raise InvalidRequestError("The body is not accepted: it is nested too deeply.") from None
+        raise _too_deep(max_depth) from None
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"The body is not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except ValueError as error:
         raise InvalidRequestError(f"The body is not valid JSON: {error}") from None
+    if raw.count(b"[") + raw.count(b"{") > max_depth and _is_deeper(value, max_depth):  # what few signs cannot be
+        raise _too_deep(max_depth)
+    return value
 
 
-def parse_body(model: type[BodyT], body: object) -> BodyT:
-    """`body` checked against `model`; a null field counts as left out. Raises InvalidRequestError naming the field."""
+def parse_body(model: type[BodyT], body: object, *, within: str = "") -> BodyT:
+    """`body` checked against `model`; a null field counts as left out. Raises InvalidRequestError naming the field.
+
+    `within` is where the object stands in the body, for errors: a field, or a field and an index.
+    """
+    if not isinstance(body, Mapping) and within:
+        wrong_type(within.partition("[")[0], within, "an object", body)
     if not isinstance(body, Mapping):
         raise InvalidRequestError(f"The body must be a JSON object, but it is {kind(body)}.")
     given = {str(name): value for name, value in body.items() if value is not None}
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        raise _explain(model, dict(error.errors(include_url=False)[0])) from None
+        raise _explain(model, dict(error.errors(include_url=False)[0]), within) from None
+
+
+def without_unsupported(body: object, table: Unsupported, *, within: str = "") -> object:
+    """The body without the fields that ask for nothing; raises for those that ask for what is not there."""
+    if not isinstance(body, Mapping):
+        return body
+    kept: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None or name not in table:
+            kept[name] = value
+            continue
+        harmless, reason = table[name]
+        if not any(type(value) is type(allowed) and value == allowed for allowed in harmless):
+            place = f"{within}.{name}" if within else name
+            message = f"'{place}' is not supported: {reason}."
+            raise InvalidRequestError(message, param=place, code="unsupported_parameter")
+    return kept
 
 
 def kind(value: object) -> str:
@@ -110,11 +136,30 @@ def unknown_name(param: str, place: str, allowed: list[str]) -> InvalidRequestEr
     return InvalidRequestError(message, param=param, code="unknown_parameter")
 
 
-def _explain(model: type[BaseModel], item: dict[str, Any]) -> InvalidRequestError:
+def _is_deeper(value: object, max_depth: int) -> bool:
+    """Whether arrays and objects lie in each other in more than `max_depth` levels."""
+    level: list[Any] = [value]
+    for _ in range(max_depth + 1):
+        level = [item for item in level if isinstance(item, list | dict)]
+        if not level:
+            return False
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+    return True
+
+
+def _too_deep(max_depth: int) -> InvalidRequestError:
+    message = f"The body is nested too deeply: arrays and objects in at most {max_depth} levels are accepted."
+    return InvalidRequestError(message, code="invalid_value")
+
+
+def _explain(model: type[BaseModel], item: dict[str, Any], within: str) -> InvalidRequestError:
     """One failed check in words; `param` is the dotted path up to the first array index."""
     names = [part for part in item["loc"] if isinstance(part, str)]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in item["loc"]).lstrip(".")
     param = ".".join(names)
+    if within:
+        place = f"{within}.{place}"
+        param = within.partition("[")[0] if "[" in within else f"{within}.{param}"
     code, context, value = item["type"], item.get("ctx", {}), item["input"]
     try:
         if code == "missing":

@@ -51,6 +51,16 @@ class ScriptedBackend:
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     num_drawn: int = 0
+    stopped: list[str | None] = field(default_factory=list)
+    flushed: int = 0
+    holders: list[str] = field(default_factory=list)
+
+    def abort_calls(self, name: str | None) -> None:
+        self.stopped.append(name)
+
+    async def flush(self) -> list[str]:
+        self.flushed += 1
+        return self.holders
 
     def ready(self) -> bool:
         return self.is_ready
@@ -91,7 +101,7 @@ class ScriptedBackend:
                 [logprobs_of(token) for token in part] if wants_logprobs else None,
                 finish if start + self.width >= len(tokens) else None,
                 self.cached_tokens if start == 0 else None,
-                [None, *map(logprobs_of, request.tokens[1:])] if wants_prompt and start == 0 else None,
+                prompt_logprobs_of(request) if wants_prompt and start == 0 else None,
             )
 
     def _draw(self, request: Request) -> tuple[list[int], Finish]:
@@ -112,6 +122,12 @@ class ScriptedBackend:
 def logprobs_of(token: int) -> TokenLogprobs:
     """Alternatives in a fixed pattern: the token, another, and one that is impossible."""
     return TokenLogprobs(-0.25, [(token, -0.25), (token + 1, -1.5), (token + 2, float("-inf"))])
+
+
+def prompt_logprobs_of(request: Request) -> list[TokenLogprobs | None]:
+    """None for the first token and for those before the start asked for, as of an engine."""
+    known = max(1, request.sampling.prompt_logprobs_start)
+    return [None] * known + [logprobs_of(token) for token in request.tokens[known:]]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
 import httpx
@@ -12,10 +13,11 @@ from sgray.config import Config
 from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
 from sgray.protocol import Delta, EngineInfo, Load, Request, StepReport
+from sgray.serve.call_names import is_of_call
 from sgray.serve.openai.app import create_app
 
 pytestmark = pytest.mark.anyio
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 BOTH = pytest.mark.parametrize("path", [CHAT, TEXT])
 
 
@@ -31,6 +33,23 @@ class LoopBackend:
     @property
     def info(self) -> EngineInfo:
         return self._engine.info
+
+    def abort_calls(self, name: str | None) -> None:
+        for request_id in list(self._sinks):
+            if name is None or is_of_call(request_id, name):
+                self.loop.abort(request_id)
+
+    async def flush(self) -> list[str]:
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        answers: list[bool] = []
+
+        def done(is_empty: bool) -> None:
+            answers.append(is_empty)
+            loop.call_soon_threadsafe(told.set)
+
+        self.loop.flush(done)
+        await told.wait()
+        return [] if answers[0] else ["here"]
 
     def ready(self) -> bool:
         return self.loop.health().alive
@@ -213,3 +232,91 @@ async def test_pub_131_a_time_limit_stops_the_engine(backend, tokenizer, api):
     stream = await http.post(CHAT, json=api.body(CHAT, max_tokens=900, ignore_eos=True, stream=True))
     assert "request_timeout" in stream.text
     await idle(backend)
+
+
+async def test_pub_049_and_pub_050_native_prompt_logprobs_are_those_of_an_echo_whatever_is_cached(api):
+    prompt = [2000 + (11 * index) % 300 for index in range(150)]  # more than two chunks of the prefill
+    echo = (await api.answer(TEXT, prompt=prompt, echo=True, logprobs=1, max_tokens=1))["choices"][0]["logprobs"]
+    for start in (0, 1, 70, 149, 150):
+        fields = {"return_logprob": True, "logprob_start_len": start, "sampling_params": {"max_new_tokens": 0}}
+        meta = (await api.answer(NATIVE, text=..., input_ids=prompt, **fields))["meta_info"]
+        assert [entry[1] for entry in meta["input_token_logprobs"]] == prompt[start:]
+        for entry, value in zip(meta["input_token_logprobs"], echo["token_logprobs"][start:150], strict=True):
+            assert entry[0] is value is None or abs(entry[0] - value) < 1e-4
+        assert meta["cached_tokens"] <= max(0, start - 1)
+        assert (meta["cached_tokens"] > 0) == (16 < start < 150), "what comes before the start may be cached"
+    assert echo["token_logprobs"][0] is None
+
+
+async def test_pub_051_streamed_native_logprobs_equal_whole_ones(api):
+    sampling = {"temperature": 0, "max_new_tokens": 10}
+    fields = {"sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 3, "logprob_start_len": 0}
+    whole = (await api.answer(NATIVE, **fields))["meta_info"]
+    streamed = (await api.events(NATIVE, **fields))[-1]["meta_info"]
+    for name in ("input_token_logprobs", "output_token_logprobs", "output_top_logprobs"):
+        assert len(whole[name]) == len(streamed[name]) > 1
+    assert [entry[1] for entry in whole["output_token_logprobs"]] == [
+        entry[1] for entry in streamed["output_token_logprobs"]
+    ]
+    assert all(
+        own[1] in [other[1] for other in best]
+        for own, best in zip(whole["output_token_logprobs"], whole["output_top_logprobs"], strict=True)
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_is_stopped_by_its_name_gives_what_there_is(api, backend, stream):
+    sampling = {"max_new_tokens": 900, "ignore_eos": True, "n": 2}
+    call = asyncio.ensure_future(api.post(NATIVE, stream=stream, rid="long", sampling_params=sampling))
+    while backend.loads()["here"].running < 2:
+        await asyncio.sleep(0.005)
+    assert (await api.http.post("/abort_request", json={"rid": "lon"})).status_code == 200
+    assert not call.done()
+    assert (await api.http.post("/abort_request", json={"rid": "long"})).status_code == 200
+    response = await call
+    assert response.status_code == 200
+    assert response.text.count('"type":"abort"') == 2
+    load = await idle(backend)
+    assert load.free_pages + load.cached_pages == load.total_pages
+
+
+async def test_a_flush_makes_the_next_prompt_new_and_waits_for_running_calls(api, backend):
+    prompt = {"text": ..., "input_ids": [3000 + index for index in range(40)], "sampling_params": {"max_new_tokens": 2}}
+    await api.answer(NATIVE, **prompt)
+    assert (await api.answer(NATIVE, **prompt))["meta_info"]["cached_tokens"] > 0
+    assert (await api.http.post("/flush_cache?timeout=5")).status_code == 200
+    assert (await idle(backend)).cached_pages == 0
+    assert (await api.answer(NATIVE, **prompt))["meta_info"]["cached_tokens"] == 0
+    call = asyncio.ensure_future(api.post(NATIVE, sampling_params={"max_new_tokens": 16, "ignore_eos": True}))
+    while not backend.loads()["here"].running:
+        await asyncio.sleep(0.005)
+    assert (await api.http.post("/flush_cache")).json()["error"]["code"] == "cache_in_use"
+    assert (await api.http.post("/flush_cache?timeout=30")).status_code == 200
+    assert (await call).status_code == 200
+
+
+async def test_health_by_a_token_comes_from_the_engine(api, backend):
+    before = (await idle(backend)).generation_tokens
+    assert (await api.http.get("/health_generate")).status_code == 200
+    assert (await idle(backend)).generation_tokens == before + 1
+
+
+async def test_scores_are_the_probabilities_that_the_labels_have_as_next_tokens(api):
+    prompts = [[4000 + index for index in range(60)] + [item] for item in (5000, 6000)]
+    best = []
+    for prompt in prompts:
+        meta = (await api.answer(NATIVE, text=..., input_ids=prompt, return_logprob=True, top_logprobs_num=3))[
+            "meta_info"
+        ]
+        best.append({token: math.exp(value) for value, token, _ in meta["output_top_logprobs"][0]})
+    labels = [*best[0], *best[1]]
+    body = {"query": prompts[0][:60], "items": [[5000], [6000]], "label_token_ids": labels}
+    scores = (await api.http.post("/v1/score", json=body)).json()["scores"]
+    assert [len(row) for row in scores] == [6, 6]
+    for row, expected in zip(scores, best, strict=True):
+        found = dict(zip(labels, row, strict=True))
+        assert all(abs(found[token] - value) < 1e-4 for token, value in expected.items())
+    shares = (await api.http.post("/v1/score", json=body | {"apply_softmax": True})).json()["scores"]
+    for row, share in zip(scores, shares, strict=True):
+        assert abs(sum(share) - 1) < 1e-9
+        assert all(abs(one - value / sum(row)) < 1e-4 for one, value in zip(share, row, strict=True))

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import time
 
 import openai
 import pytest
-from openai.types import completion_create_params
-from openai.types.chat import completion_create_params as chat_create_params
 
-from sgray.serve.openai.schemas import UNSUPPORTED, ChatBody, CompletionBody
+from sgray.protocol import MAX_END_IDS, MAX_LOGIT_BIASES
+from sgray.serve.openai.schemas import UNSUPPORTED
 
 pytestmark = pytest.mark.anyio
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 BOTH = pytest.mark.parametrize("path", [CHAT, TEXT])
-
-
-@pytest.mark.parametrize(
-    ("body", "params"), [(ChatBody, chat_create_params), (CompletionBody, completion_create_params)]
-)
-async def test_every_field_of_the_reference_is_known(body, params):
-    source = inspect.getsource(params.CompletionCreateParamsBase) + "\n    stream: bool"
-    fields = set(re.findall(r"^    (\w+): ", source, re.MULTILINE))
-    assert len(fields) > 15
-    assert fields - set(body.model_fields) - set(UNSUPPORTED) == set()
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
@@ -56,7 +44,7 @@ async def test_a_field_that_cannot_be_honoured_is_refused_unless_it_asks_for_not
         ({"stop": ""}, "stop"),
         ({"stop": ["a", ""]}, "stop"),
         ({"stop": ["a"] * 17}, "stop"),
-        ({"stop": "a" * 1025}, "stop"),
+        ({"stop": "a" * 257}, "stop"),
         ({"stop": "\ud800"}, "stop"),
         ({"tools": {}}, "tools"),
         ({"tools": "x"}, "tools"),
@@ -241,7 +229,7 @@ async def test_defaults_are_the_references(api, backend):
         {"5": True},
         {"5": None},
         {"5": 10**400},
-        {str(token): 1 for token in range(1025)},
+        {str(token): 1 for token in range(MAX_LOGIT_BIASES + 1)},
         [5],
         "5",
     ],
@@ -251,7 +239,7 @@ async def test_a_wrong_logit_bias_is_refused(api, path, value):
     assert (await api.refused(path, logit_bias=value))["param"] == "logit_bias"
 
 
-@pytest.mark.parametrize("value", [[49152], [-1], ["a"], [True], [1.5], 5, list(range(1025))])
+@pytest.mark.parametrize("value", [[49152], [-1], ["a"], [True], [1.5], 5, list(range(MAX_END_IDS))])
 async def test_wrong_stop_tokens_are_refused(api, value):
     assert (await api.refused(CHAT, stop_token_ids=value))["param"] == "stop_token_ids"
 

@@ -7,10 +7,11 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sgray.config import Config
+from sgray.config import ApiConfig, Config, KeyHashes
 from sgray.errors import EngineError
 from sgray.protocol import Load
 from sgray.serve.openai.app import app_of
+from sgray.serve.openai.keys import Keyring
 from sgray.serve.openai.metrics import engine_metrics
 from sgray.serve.openai.service import OpenAIService
 
@@ -65,7 +66,7 @@ async def test_a_path_that_does_not_exist_makes_no_label(api):
 
 async def test_an_aborted_stream_counts_as_aborted(tokenizer, backend, api):
     service = OpenAIService(Config.parse({}), tokenizer, backend)
-    assert app_of(service, 10000)
+    assert app_of(service, ApiConfig(), Keyring(ApiConfig(), KeyHashes()))
     chunks = await service.chat(api.body(CHAT, stream=True, max_tokens=1000))
     async for _ in chunks:
         break

@@ -73,16 +73,18 @@ async def test_pub_115_a_failure_before_the_first_token_is_a_status(api, backend
         assert response.json()["error"]["message"] == "broke"
 
 
+FAILURES = [
+    ReplicaLostError("the replica died"),
+    Finish("error", error=ErrorInfo(500, "server_error", "the replica died", code="replica_lost")),
+    ZeroDivisionError("secret"),
+]
+
+
 @pytest.mark.parametrize(
-    "failure",
-    [
-        ReplicaLostError("the replica died"),
-        Finish("error", error=ErrorInfo(500, "server_error", "the replica died", code="replica_lost")),
-        Finish("abort"),
-        ZeroDivisionError("secret"),
-    ],
+    ("path", "failure"),
+    [(path, failure) for path in (CHAT, TEXT, NATIVE) for failure in FAILURES]
+    + [(path, Finish("abort")) for path in (CHAT, TEXT)],  # the native form has a finish reason of its own for that
 )
-@pytest.mark.parametrize("path", [CHAT, TEXT, NATIVE])
 async def test_pub_115_a_failure_midway_is_the_streams_last_event(api, backend, path, failure):
     backend.fail_after, backend.failure = 3, failure
     response = await api.post(path, stream=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -100,6 +102,28 @@ def test_clients_that_leave_take_their_work_with_them(service: Any) -> None:
     aborted = service.figures()["sgray:engine_aborted_requests"]
     assert all(aborted[replica] - steps[replica] >= 24 for replica in aborted)
     assert service.openai().chat.completions.create(**service.body("Name a fruit.")).choices[0].message.content
+
+
+def test_the_routes_beside_calls_reach_the_replica(service: Any) -> None:
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        assert client.get("/health_generate").status_code == 200
+        told = client.get("/server_info").json()
+        assert len(told["internal_states"]) == 1 and told["served_model_name"] == DEFAULT_MODEL
+        prompt = {"input_ids": client.post("/tokenize", json={"prompt": PROMPT * 4}).json()["tokens"]}
+        body = prompt | {"sampling_params": {"max_new_tokens": 2}}
+        found = [client.post("/generate", json=body).json()["meta_info"]["cached_tokens"] for _ in range(2)]
+        assert client.post("/flush_cache?timeout=30").status_code == 200
+        found.append(client.post("/generate", json=body).json()["meta_info"]["cached_tokens"])
+        assert found[1] > found[0] == found[2] == 0
+        long = prompt | {"rid": "long", "sampling_params": {"max_new_tokens": 1000, "ignore_eos": True}}
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(client.post, "/generate", json=long)
+            while not call.done():
+                assert client.post("/abort_request", json={"rid": "long"}).status_code == 200
+                time.sleep(0.05)
+        meta = call.result().json()["meta_info"]
+        assert meta["finish_reason"]["type"] == "abort" and meta["completion_tokens"] < 1000
+    service.assert_idle()
 
 
 def test_a_body_that_stops_half_way_holds_nothing(service: Any) -> None:
