@@ -114,7 +114,7 @@ def test_the_routes_beside_calls_reach_the_replica(service: Any) -> None:
         found = [client.post("/generate", json=body).json()["meta_info"]["cached_tokens"] for _ in range(2)]
         assert client.post("/flush_cache?timeout=30").status_code == 200
         found.append(client.post("/generate", json=body).json()["meta_info"]["cached_tokens"])
-        assert found[1] > found[0] == found[2] == 0
+        assert found[1] > found[0] and found[2] == 0  # others may have left the start of this prompt behind
         long = prompt | {"rid": "long", "sampling_params": {"max_new_tokens": 1000, "ignore_eos": True}}
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(client.post, "/generate", json=long)
