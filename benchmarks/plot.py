@@ -118,7 +118,7 @@ SECTIONS: Mapping[str, Callable[[Document], str]] = {
 
 
 def origin(document: Document) -> list[str]:
-    """One line on how the figures were taken, as far as the file tells."""
+    """How the figures were taken, as far as the file tells, and its note on them if it has one."""
     gpu = document.get("gpu") or {}
     parts = [
         f"`{document['command']}`" if document.get("command") else "",
@@ -128,7 +128,8 @@ def origin(document: Document) -> list[str]:
         f"Triton {document['triton']}" if document.get("triton") else "",
     ]
     known = [part for part in parts if part]
-    return [f"Taken with {', '.join(known)}."] if known else []
+    taken = [f"Taken with {', '.join(known)}."] if known else []
+    return [*taken, str(document["note"])] if document.get("note") else taken
 
 
 def number(value: object) -> str:
