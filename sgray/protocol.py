@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
 
 NO_LOGPROBS = -1
 # What one sequence may ask for at most; on a GPU every slot has room for so many. End ids of the model count as well.
@@ -49,6 +50,20 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a sequence's generated text must match, as data; whoever made it has checked what can be checked cheaply.
+
+    `source` is a JSON schema (as JSON), a regular expression, a grammar in GBNF, or a structural tag (as JSON).
+    `after`: token ids, the end of the model's reasoning; the grammar holds for what is generated behind the first time
+    that they stand in the generated text. Empty: for all of it.
+    """
+
+    kind: GrammarKind
+    source: str
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate. A call with n > 1 is n requests; their common prompt is computed once.
 
@@ -60,6 +75,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     salt: str = ""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
