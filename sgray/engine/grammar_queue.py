@@ -54,7 +54,7 @@ class Workshop:
             if self._trials is None or not self._trials.is_alive:
                 self._trials = TrialProcess(self._codec.vocabulary, self._limit_s)
             if self._compiler is None:
-                self._compiler = Compiler(self._codec.vocabulary)
+                self._compiler = Compiler(self._codec.vocabulary, self._codec.encode)
             return self._compiler, self._trials
 
     def close(self) -> None:
