@@ -23,9 +23,10 @@ from sgray.protocol import Grammar, GrammarKind
 
 # As `json.dumps` writes by default. Free white space lets a model that has lost its way write blanks for ever.
 SEPARATORS = (", ", ": ")
-# CPU time for one token of one sequence. Usual grammars take a thousandth of it; ambiguous ones need more with every
-# token, and the engine does nothing else meanwhile.
-MAX_TOKEN_S = 0.1
+# CPU time that following one sequence may take: so much a token, and so much saved up or in advance. Usual grammars
+# take a twentieth of it; ambiguous ones need more with every token, and the engine does nothing else meanwhile.
+TOKEN_S = 0.001
+SAVED_S = 0.25
 MAX_MESSAGE_CHARS = 400
 
 _PLACE_IN_SOURCE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
@@ -132,7 +133,7 @@ class TokenMatcher(Matcher):
         self._after = after
         self._last: deque[int] = deque(maxlen=len(after))
         self._is_active = not after
-        self._spent_s = 0.0
+        self._left_s = SAVED_S
 
     def accept(self, token: int) -> None:
         """Go on by a token that was drawn from the last mask and did not end the sequence.
@@ -144,8 +145,9 @@ class TokenMatcher(Matcher):
             self._is_active = tuple(self._last) == self._after
             return
         begin = time.thread_time()
+        self._left_s = min(SAVED_S, self._left_s + TOKEN_S)
         is_accepted = self._matcher.accept_token(token)
-        self._charge(begin, is_new_token=True)
+        self._charge(begin)
         if not is_accepted:
             raise unusable(self._kind, f"the token {token} does not follow it")
 
@@ -216,11 +218,11 @@ class TokenMatcher(Matcher):
         _clear(mask, held)
         return bytes(mask)
 
-    def _charge(self, begin: float, *, is_new_token: bool = False) -> None:
-        """Count the CPU time since `begin` for the current token."""
-        self._spent_s = time.thread_time() - begin + (0.0 if is_new_token else self._spent_s)
-        if self._spent_s > MAX_TOKEN_S:
-            raise unusable(self._kind, "it is too ambiguous: a single token took too long to follow")
+    def _charge(self, begin: float) -> None:
+        """Count the CPU time since `begin`."""
+        self._left_s -= time.thread_time() - begin
+        if self._left_s < 0:
+            raise unusable(self._kind, "it is too ambiguous: it takes too long to follow")
 
 
 def unusable(kind: GrammarKind, reason: str) -> InvalidRequestError:

@@ -1,19 +1,19 @@
-"""Requests with a grammar, through a whole engine: what they yield, how they end, and that batch-mates do not matter."""
+"""Requests with a grammar, through a whole engine: what they yield, how they end, and that nothing else matters."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
 import pytest
-from grammars import Answer, asking, config_of, make_model, overlapped, run
+from grammars import Answer, asking, config_of, load_engine, run
 from twins import make_twin
 
 from sgray.config import Config
 from sgray.engine.engine import Engine
+from sgray.engine.grammar_queue import GrammarQueue
 from sgray.errors import InvalidRequestError
 from sgray.protocol import Finish, Grammar, Request
 from sgray.text.tokenizer import Tokenizer
@@ -34,13 +34,8 @@ LETTERS = Grammar("regex", "[a-z]*")
 
 
 @pytest.fixture(scope="module")
-def twin(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
-    return make_model(tmp_path_factory.mktemp("twin"), model_dir)
-
-
-@pytest.fixture(scope="module")
-def engine(twin: Path) -> Iterator[Engine]:
-    yield Engine.load(config_of(twin))
+def engine(grammar_model: Path, grammars: GrammarQueue) -> Engine:
+    return load_engine(config_of(grammar_model), grammars)
 
 
 @pytest.fixture(scope="module")
@@ -94,27 +89,30 @@ def variety(prompt: list[int]) -> list[Request]:
         asking("biased", prompt[3:], LETTERS, 12, logit_bias={2: -5.0, 100: 3.0}, temperature=1.0, seed=2),
         asking("scored", prompt, YEAR, logprobs=2),
         asking("free", prompt, None, 9),
-        asking("later", prompt + [5], Grammar("regex", "[0-9]+", after=(30,)), 12, logit_bias={30: 9.0}),
+        asking("later", [*prompt, 5], Grammar("regex", "[0-9]+", after=(30,)), 12, logit_bias={30: 9.0}),
     ]
 
 
 def test_batched_is_alone_and_cached_is_uncached_and_overlapped_is_serial(
-    twin: Path, engine: Engine, prompt: list[int]
+    grammar_model: Path, grammars: GrammarQueue, engine: Engine, prompt: list[int]
 ) -> None:
     together = {name: (a.tokens, a.finish) for name, a in run(engine, variety(prompt)).items()}
     alone = {}
     for request in variety(prompt):
         alone |= {name: (a.tokens, a.finish) for name, a in run(engine, [request]).items()}
     assert alone == together
-    other = overlapped(config_of(twin, chunked_prefill_size=8, max_running_requests=4))
+    other = load_engine(config_of(grammar_model, chunked_prefill_size=8, max_running_requests=4), grammars, depth=1)
     assert {name: (a.tokens, a.finish) for name, a in run(other, variety(prompt)).items()} == together
 
 
-def test_a_retracted_sequence_goes_on_in_its_grammar(twin: Path, engine: Engine, prompt: list[int]) -> None:
-    tight = config_of(twin).model_dump()
-    tight["memory"]["max_total_tokens"] = 96
-    cramped = Engine.load(Config.parse(tight))
-    requests = [asking(f"r{i}", prompt[i:], Grammar("regex", "[a-z ]*"), 30, temperature=1.0, seed=i) for i in range(5)]
+def test_a_retracted_sequence_goes_on_in_its_grammar(
+    grammar_model: Path, grammars: GrammarQueue, engine: Engine, prompt: list[int]
+) -> None:
+    tight = config_of(grammar_model).model_dump()
+    tight["memory"]["max_total_tokens"] = 288
+    cramped = load_engine(Config.parse(tight), grammars)
+    words = Grammar("regex", "[a-z ]*")
+    requests = [asking(f"r{i}", prompt[i:], words, 110, ignore_eos=True, temperature=1.0, seed=i) for i in range(4)]
     requests += [asking("json", prompt, PERSON_GRAMMAR)]
     found = run(cramped, requests)
     assert cramped.current_load().retracted > 0

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from twins import make_twin
 
-from sgray.config import Config
+from sgray.config import Config, GrammarConfig
 from sgray.engine.engine import Engine
 from sgray.engine.executor import load_executor
+from sgray.engine.grammar_queue import GrammarQueue
 from sgray.engine.runner import ModelRunner
 from sgray.protocol import Delta, Finish, Grammar, Request, SamplingParams
 
@@ -26,23 +27,27 @@ def make_model(directory: Path, tokenizer_dir: Path) -> Path:
     return directory
 
 
-def config_of(model_dir: Path, *, grammar: dict[str, object] | None = None, **schedule: object) -> Config:
+def config_of(model_dir: Path, **schedule: object) -> Config:
     return Config.parse(
         {
             "model": {"model_path": str(model_dir), "dtype": "float32", "device": "cpu", "num_threads": 1},
             "memory": {"max_total_tokens": 2048},
             "schedule": {"random_seed": 1, "chunked_prefill_size": 64, **schedule},
-            "grammar": grammar or {},
         }
     )
 
 
-def overlapped(config: Config) -> Engine:
-    """An engine that plans a step while another is in flight, as on a GPU."""
+def load_engine(config: Config, grammars: GrammarQueue, *, depth: int = 0) -> Engine:
+    """An engine that shares what compiles grammars. With a depth of 1 it plans a step ahead, as for a GPU."""
     executor, info = load_executor(config)
     assert isinstance(executor, ModelRunner)
-    executor.depth = 1
-    return Engine(executor, info, config)
+    executor.depth = depth
+    return Engine(executor, info, config, grammars=grammars)
+
+
+def make_queue(model_dir: Path, **limits: float) -> GrammarQueue:
+    """What compiles grammars for the model that `make_model` made."""
+    return GrammarQueue.of_tokenizer(lambda: model_dir, VOCAB_SIZE, (2,), GrammarConfig(**limits))
 
 
 @dataclass
