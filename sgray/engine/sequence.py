@@ -6,6 +6,7 @@ Knows no device, batch or queue. A sequence has no phases: what is left to do is
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sgray.errors import SgrayError
 from sgray.memory.cache import KVLease
@@ -13,6 +14,20 @@ from sgray.protocol import NO_LOGPROBS, Delta, ErrorInfo, Finish, Request, Token
 
 NO_SLOT = -1
 PREFIX_WAIT = "prefix"
+GRAMMAR_WAIT = "grammar"
+
+
+class Matcher(Protocol):
+    """Follows the generated tokens of one sequence through its grammar. Methods raise the SgrayError that ends it."""
+
+    def accept(self, token: int) -> None:
+        """Go on by a token."""
+
+    def forced(self) -> list[int]:
+        """Tokens that must follow, which it has gone on by."""
+
+    def mask(self, held: frozenset[int]) -> bytes | None:
+        """What may be drawn next, as in a `StepPlan`, without `held` if possible; None if only the end may follow."""
 
 
 @dataclass(eq=False, slots=True)
@@ -23,7 +38,8 @@ class Sequence:
     flight are done, `[0, num_computed)` stand in the lease's pages. `num_pending` tokens are drawn by those steps and
     follow `tokens`; nobody here knows them yet. `seed` and the index of a generated token fix its random draw. `number`
     and `arrival` (seconds) never change, so a retracted sequence keeps its age. `num_uncached` estimates, while it
-    waits, how many tokens it will have to compute.
+    waits, how many tokens it will have to compute. With a `matcher`, `mask` is for the token after `tokens`.
+    `num_sent` generated tokens have been told to the outside.
     """
 
     request: Request
@@ -49,6 +65,9 @@ class Sequence:
     finish: Finish | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     has_emitted: bool = False
+    matcher: Matcher | None = None
+    mask: bytes = b""
+    num_sent: int = 0
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
@@ -94,13 +113,68 @@ class Sequence:
             self.prompt_logprobs += entries[len(self.prompt_logprobs) - start - 1 :]
 
     def accept(self, token: int) -> None:
-        """Append the token drawn longest ago, and finish if it ends the sequence."""
+        """Append the token drawn longest ago and those that its grammar then forces; finish where that is the end."""
         self.num_pending -= 1
         self.tokens.append(token)
-        if token in self.stop_ids and self.num_generated > self.request.sampling.min_new_tokens:
+        if self._is_stop(token):
             self.finish = Finish("stop", matched=token)
-        elif len(self.tokens) >= self.max_length:
+        elif self.matcher is not None:
+            self._follow(self.matcher, token)
+        if self.finish is None and len(self.tokens) >= self.max_length:
             self.finish = Finish("length")
+
+    def begin_matching(self, matcher: Matcher) -> None:
+        """Obey a grammar from the next token on; finish if it allows none."""
+        self.matcher = matcher
+        self._follow(matcher, None)
+
+    def take_unsent(self) -> list[int]:
+        """The generated tokens that the outside has not heard of."""
+        tokens = self.tokens[self.num_prompt + self.num_sent :]
+        self.num_sent = self.num_generated
+        return tokens
+
+    def _is_stop(self, token: int) -> bool:
+        return token in self.stop_ids and self.num_generated > self.request.sampling.min_new_tokens
+
+    @property
+    def _may_jump(self) -> bool:
+        """Whether tokens may be appended that nobody draws: they have no logprobs, and no penalty counts them."""
+        sampling = self.request.sampling
+        has_penalty = (
+            sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
+        )
+        return sampling.logprobs == NO_LOGPROBS and not has_penalty
+
+    def _follow(self, matcher: Matcher, token: int | None) -> None:
+        """Go on in the grammar by a token, and prepare for the next one; finish where there can be none."""
+        try:
+            if token is not None:
+                matcher.accept(token)
+            if self._may_jump:
+                self._append_forced(matcher.forced())
+            if self.finish is None:
+                self._renew_mask(matcher)
+        except SgrayError as error:
+            self.finish = failure(error)
+
+    def _append_forced(self, tokens: list[int]) -> None:
+        for token in tokens:
+            if len(self.tokens) >= self.max_length:
+                self.finish = Finish("length")
+                return
+            self.tokens.append(token)
+            if self._is_stop(token):
+                self.finish = Finish("stop", matched=token)
+                return
+
+    def _renew_mask(self, matcher: Matcher) -> None:
+        is_held = self.num_generated < self.request.sampling.min_new_tokens
+        mask = matcher.mask(self.stop_ids if is_held else frozenset())
+        if mask is None:
+            self.finish = Finish("stop")
+        else:
+            self.mask = mask
 
     def delta(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> Delta:
         """What the outside has not heard yet: these new tokens, the finish if any, and what comes but once."""
