@@ -162,7 +162,8 @@ class _Calls:
             return json_response(await while_connected(request.receive, answer.whole()))
         events = answer.events()
         try:
-            return EventStream(await while_connected(request.receive, events.__anext__()), events)
+            first = await while_connected(request.receive, events.__anext__())
+            return EventStream(first, events, answer.framing)
         except BaseException:  # also where the first event came at the very moment in which the caller was cancelled
             await events.aclose()
             raise
@@ -233,11 +234,11 @@ def _guarded(handler: Handler) -> Handler:
             return await handler(request)
         except SgrayError as error:
             log_failure(error, request_id)
-            return error_response(error)
+            return error_response(error, request.scope)
         except ClientGoneError:
             return Response(status_code=_CLIENT_CLOSED)
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the client gets an answer
-            return error_response(internal_error(error, request_id))
+            return error_response(internal_error(error, request_id), request.scope)
 
     return guarded
 
@@ -253,4 +254,4 @@ async def _http_exception(request: Request, exception: Exception) -> Response:
         error = MethodNotAllowedError(f"{request.method} is not allowed here; allowed: {allowed}.")
     else:
         error = InvalidRequestError(str(exception.detail))
-    return error_response(error, dict(exception.headers or {}))
+    return error_response(error, request.scope, dict(exception.headers or {}))

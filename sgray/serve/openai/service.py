@@ -141,28 +141,40 @@ class OpenAIService:
     async def open_chat(self, body: object) -> Answer:
         """A checked chat call."""
         chat = parse_body(ChatBody, _supported(body))
-        self._check_openai(chat)
-        self._refuse_text("messages", is_asked=True)
-        limits = self._limits()
-        top_logprobs = _chat_logprobs(chat)
-        tools = tool_use(chat, self._api.tool_call_parser)
-        prompt = await self._chat_prompt(chat, tools)
-        sampling = replace(sampling_params(chat, limits), logprobs=top_logprobs)
+        call, reading = await self._chat_call(chat, f"chatcmpl-{uuid.uuid4().hex}")
         form = ChatForm(
-            f"chatcmpl-{uuid.uuid4().hex}",
+            call.id,
             self.model_name,
             int(time.time()),
             self._tokenizer,
             has_logprobs=chat.logprobs,
-            top_logprobs=max(0, top_logprobs),
+            top_logprobs=chat.top_logprobs or 0,
             has_usage=_has_usage(chat),
-            reading=self._reading(chat, prompt, tools),
+            reading=reading,
         )
-        per_prompt = [self._budget(chat, sampling, prompt, _chat_limit(chat), None, "messages", limits)]
-        call = self._call(form.id, chat, [prompt], per_prompt, limits)
+        return self._answer(form, call, chat.stream, options=chat.stream_options, has_fast_text=reading.is_plain)
+
+    async def _chat_call(self, chat: ChatBody, call_id: str, *, is_capped: bool = False) -> tuple[Call, Reading]:
+        """What the engine is asked, and how its answers are read, whatever form they get.
+
+        With `is_capped` a limit on the answer's tokens beyond what the context leaves is no error.
+        """
+        self._check_openai(chat)
+        self._refuse_text("messages", is_asked=True)
+        limits = self._limits()
+        logprobs = _chat_logprobs(chat)
+        tools = tool_use(chat, self._api.tool_call_parser)
+        prompt = await self._chat_prompt(chat, tools)
+        sampling = replace(sampling_params(chat, limits), logprobs=logprobs)
+        reading = self._reading(chat, prompt, tools)
+        asked = _chat_limit(chat)
+        if is_capped and asked is not None:
+            asked = min(asked, max(1, limits.context_length - len(prompt.tokens)))
+        per_prompt = [self._budget(chat, sampling, prompt, asked, None, "messages", limits)]
+        call = self._call(call_id, chat, [prompt], per_prompt, limits)
         if tools.format is not None and tools.format.has_special_tokens:  # whatever the call says: they mark its calls
             call = replace(call, text=[replace(options, skip_special_tokens=False) for options in call.text])
-        return self._answer(form, call, chat.stream, options=chat.stream_options, has_fast_text=form.reading.is_plain)
+        return call, reading
 
     async def open_completions(self, body: object) -> Answer:
         """A checked text completions call."""
