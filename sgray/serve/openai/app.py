@@ -62,6 +62,7 @@ def app_of(
         routes=[
             Route("/v1/chat/completions", _guarded(calls.chat), methods=["POST"]),
             Route("/v1/completions", _guarded(calls.completions), methods=["POST"]),
+            Route("/v1/responses", _guarded(calls.responses), methods=["POST"]),
             Route("/generate", _guarded(calls.generate), methods=["POST"]),
             *_plain_routes(calls),
             Route("/v1/models", _guarded(calls.models), methods=["GET"]),
@@ -92,6 +93,9 @@ class _Calls:
 
     async def chat(self, request: Request) -> Response:
         return await self._respond(request, self._service.open_chat)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._respond(request, self._service.open_responses)
 
     async def completions(self, request: Request) -> Response:
         return await self._respond(request, self._service.open_completions)

@@ -33,6 +33,8 @@ from sgray.serve.openai.native_fields import (
 )
 from sgray.serve.openai.prompts import THREAD_CHARS, Prompt, answer_tokens, parse_prompts, tokenise
 from sgray.serve.openai.reading import PROMPT_END_TOKENS, Reading, is_inside
+from sgray.serve.openai.responses_fields import CHAT_NAMES, chat_body, parse_responses
+from sgray.serve.openai.responses_form import response_form
 from sgray.serve.openai.sampling import (
     Limits,
     TextOptions,
@@ -51,6 +53,7 @@ from sgray.serve.openai.schemas import (
     StreamOptions,
 )
 from sgray.serve.openai.scores import score_call, score_json, score_prompts
+from sgray.serve.openai.sse import DataEvents, Framing, NamedEvents
 from sgray.serve.openai.token_calls import (
     chat_fields,
     decode_tokens,
@@ -60,6 +63,7 @@ from sgray.serve.openai.token_calls import (
     tokens_json,
 )
 from sgray.serve.openai.tools import ToolUse, tool_use
+from sgray.serve.openai.translation import in_words_of
 from sgray.serve.openai.validate import checked_text, parse_body, shown, without_unsupported, wrong_value
 from sgray.text.reasoning import REASONING_FORMATS
 from sgray.text.token_ids import REFUSAL, TextCodec
@@ -86,6 +90,10 @@ class OpenAIService:
     async def chat(self, body: Mapping[str, Any]) -> Json | AsyncIterator[Json]:
         """A chat completion: the answer, or its chunks where the body says `stream`."""
         return await _run(await self.open_chat(body))
+
+    async def responses(self, body: Mapping[str, Any]) -> Json | AsyncIterator[Json]:
+        """A response: the answer, or its events where the body says `stream`."""
+        return await _run(await self.open_responses(body))
 
     async def completions(self, body: Mapping[str, Any]) -> Json | AsyncIterator[Json]:
         """A text completion: the answer, or its chunks where the body says `stream`."""
@@ -176,6 +184,15 @@ class OpenAIService:
             call = replace(call, text=[replace(options, skip_special_tokens=False) for options in call.text])
         return call, reading
 
+    async def open_responses(self, body: object) -> Answer:
+        """A checked call of the Responses API: a chat call in another form."""
+        given = parse_responses(body)
+        with in_words_of(CHAT_NAMES):
+            chat = parse_body(ChatBody, _supported(chat_body(given)))
+            call, reading = await self._chat_call(chat, f"resp_{uuid.uuid4().hex}")
+        form = response_form(given, call.id, self.model_name, self._tokenizer, reading)
+        return self._answer(form, call, given.stream, has_fast_text=False, framing=NamedEvents(form.failed))
+
     async def open_completions(self, body: object) -> Answer:
         """A checked text completions call."""
         text = parse_body(CompletionBody, _supported(body))
@@ -257,11 +274,13 @@ class OpenAIService:
         *,
         options: StreamOptions | None = None,
         has_fast_text: bool = True,
+        framing: Framing | None = None,
     ) -> Answer:
         generation = Generation(call, self.backend, self._tokenizer, self.metrics, self._api.request_timeout_s)
         if options is not None and options.continuous_usage_stats:
             form, has_fast_text = RunningUsage(form, generation.usage), False
-        return Answer(form, generation, is_stream, has_fast_text and self._tokenizer.has_text)
+        has_fast_text = has_fast_text and self._tokenizer.has_text
+        return Answer(form, generation, is_stream, has_fast_text, framing or DataEvents())
 
     def _limits(self) -> Limits:
         info, api = self.backend.info, self._api
