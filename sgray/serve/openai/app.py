@@ -17,11 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sgray.config import ApiConfig, Config, environment_keys
 from sgray.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, OverloadedError, SgrayError
+from sgray.serve.anthropic import errors
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.bounds import Bounded
 from sgray.serve.openai.control import abort_name, flush_timeout
 from sgray.serve.openai.http import (
+    ERROR_SHAPE,
     REQUEST_ID,
     STRAIGHT_SEND,
     ClientGoneError,
@@ -63,6 +65,8 @@ def app_of(
             Route("/v1/chat/completions", _guarded(calls.chat), methods=["POST"]),
             Route("/v1/completions", _guarded(calls.completions), methods=["POST"]),
             Route("/v1/responses", _guarded(calls.responses), methods=["POST"]),
+            Route("/v1/messages", _guarded(calls.messages), methods=["POST"]),
+            Route("/v1/messages/count_tokens", _guarded(calls.count_tokens), methods=["POST"]),
             Route("/generate", _guarded(calls.generate), methods=["POST"]),
             *_plain_routes(calls),
             Route("/v1/models", _guarded(calls.models), methods=["GET"]),
@@ -96,6 +100,12 @@ class _Calls:
 
     async def responses(self, request: Request) -> Response:
         return await self._respond(request, self._service.open_responses)
+
+    async def messages(self, request: Request) -> Response:
+        return await self._respond(request, self._service.open_messages)
+
+    async def count_tokens(self, request: Request) -> Response:
+        return json_response(await self._service.count_tokens(await self._body(request)))
 
     async def completions(self, request: Request) -> Response:
         return await self._respond(request, self._service.open_completions)
@@ -208,16 +218,22 @@ class Observed:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        is_anthropic = errors.is_anthropic(scope["path"].removeprefix(scope.get("root_path", "")))
 
         async def observed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if is_anthropic:
+                    headers["request-id"] = request_id
                 route = scope.get("route")
                 path = route.path if isinstance(route, Route) else "unknown"  # never the client's path: it is unbounded
                 self._metrics.responses.labels(path, str(message["status"])).inc()
             await send(message)
 
         scope[REQUEST_ID] = request_id
+        if is_anthropic:
+            scope[ERROR_SHAPE] = errors.error_answer
         scope[STRAIGHT_SEND] = send
         await self._app(scope, receive, observed)
 

@@ -1,12 +1,10 @@
-"""The input of a response as chat messages: what lies side by side as items becomes what a chat template reads.
-
-What the assistant thought, said and called in one turn are items of their own here and one message there.
-"""
+"""The input of a response as chat messages: checked item by item, and gathered in turns. Text only."""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from sgray.serve.openai.conversation import Conversation
 from sgray.serve.openai.forms import Json
 from sgray.serve.openai.validate import checked_text, missing, shown, unknown_name, wrong_type, wrong_value
 
@@ -26,7 +24,7 @@ _MEDIA = {"input_image": "images", "input_file": "files", "input_audio": "audio"
 
 def chat_messages(given: object, instructions: str | None) -> list[Json]:
     """The messages that instructions and input make; raises InvalidRequestError that names the first wrong place."""
-    conversation = _Conversation()
+    conversation = Conversation()
     if instructions is not None:
         conversation.add("system", checked_text("instructions", "instructions", instructions))
     if given is None:
@@ -43,47 +41,7 @@ def chat_messages(given: object, instructions: str | None) -> list[Json]:
     return conversation.messages
 
 
-class _Conversation:
-    """Messages as they grow."""
-
-    def __init__(self) -> None:
-        self.messages: list[Json] = []
-        self.call_ids: set[str] = set()
-
-    def add(self, role: str, content: object, **more: str) -> None:
-        """A message of its own."""
-        self.messages.append({"role": role, "content": content, **more})
-
-    def say(self, content: str | list[Json]) -> None:
-        """What the assistant says, to whatever it thought before, or after what it called."""
-        turn = self._turn()
-        if turn["content"] and not turn.get("tool_calls"):
-            turn = self._new_turn()
-        turn["content"] = content if not turn["content"] else _parts(turn["content"]) + _parts(content)
-
-    def think(self, text: str) -> None:
-        """What the assistant thinks, which begins a turn."""
-        turn = self._turn()
-        if turn["content"] or turn.get("tool_calls"):
-            turn = self._new_turn()
-        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
-
-    def call(self, call: Json) -> None:
-        """A call of the assistant, in the turn that it is in."""
-        self.call_ids.add(call["id"])
-        self._turn().setdefault("tool_calls", []).append(call)
-
-    def _turn(self) -> Json:
-        if self.messages and self.messages[-1]["role"] == "assistant":
-            return self.messages[-1]
-        return self._new_turn()
-
-    def _new_turn(self) -> Json:
-        self.add("assistant", "")
-        return self.messages[-1]
-
-
-def _read(place: str, item: object, conversation: _Conversation) -> None:
+def _read(place: str, item: object, conversation: Conversation) -> None:
     """One item into the conversation."""
     if not isinstance(item, dict):
         wrong_type(PARAM, place, "an object", item)
@@ -106,7 +64,7 @@ def _read(place: str, item: object, conversation: _Conversation) -> None:
         _tool_item(place, item_type, given, conversation)
 
 
-def _message(place: str, given: Json, conversation: _Conversation) -> None:
+def _message(place: str, given: Json, conversation: Conversation) -> None:
     role = given.get("role")
     if role not in _ROLES:
         wrong_value(PARAM, f"{place}.role", f"{shown(role)} is not one of {', '.join(_ROLES)}.")
@@ -119,7 +77,7 @@ def _message(place: str, given: Json, conversation: _Conversation) -> None:
         conversation.add(role, content)
 
 
-def _tool_item(place: str, item_type: str, given: Json, conversation: _Conversation) -> None:
+def _tool_item(place: str, item_type: str, given: Json, conversation: Conversation) -> None:
     """A call, or what came of one."""
     if given.get("async"):
         wrong_value(PARAM, f"{place}.async", "calls are returned in the answer, and waited for.")
@@ -194,7 +152,3 @@ def _text(place: str, name: str, given: dict[str, Any]) -> str:
     if given.get(name) is None:
         missing(PARAM, f"{place}.{name}")
     return checked_text(PARAM, f"{place}.{name}", given[name])
-
-
-def _parts(content: str | list[Json]) -> list[Json]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -13,8 +13,12 @@ from typing import Any
 from sgray.config import Config
 from sgray.errors import InvalidRequestError, ModelNotFoundError
 from sgray.protocol import NO_LOGPROBS, SamplingParams
+from sgray.serve.anthropic import fields as anthropic_fields
+from sgray.serve.anthropic.errors import error_chunks
+from sgray.serve.anthropic.form import MessageForm
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
+from sgray.serve.openai.blocks import BlockReader
 from sgray.serve.openai.chat import ChatForm
 from sgray.serve.openai.completions import CompletionForm
 from sgray.serve.openai.control import Control
@@ -95,6 +99,10 @@ class OpenAIService:
         """A response: the answer, or its events where the body says `stream`."""
         return await _run(await self.open_responses(body))
 
+    async def messages(self, body: Mapping[str, Any]) -> Json | AsyncIterator[Json]:
+        """A message of Anthropic's API: the answer, or its events where the body says `stream`."""
+        return await _run(await self.open_messages(body))
+
     async def completions(self, body: Mapping[str, Any]) -> Json | AsyncIterator[Json]:
         """A text completion: the answer, or its chunks where the body says `stream`."""
         return await _run(await self.open_completions(body))
@@ -140,7 +148,7 @@ class OpenAIService:
         self._refuse_text("query", is_asked=isinstance(given.query, str))
         prompts = await score_prompts(given, self._tokenizer, self._limits())
         call = score_call(f"score-{uuid.uuid4().hex}", prompts, given.label_token_ids)
-        generation = Generation(call, self.backend, self._tokenizer, self.metrics, self._api.request_timeout_s)
+        generation = self._generation(call)
         async with aclosing(generation.pieces()) as pieces:
             async for _ in pieces:
                 pass
@@ -192,6 +200,36 @@ class OpenAIService:
             call, reading = await self._chat_call(chat, f"resp_{uuid.uuid4().hex}")
         form = response_form(given, call.id, self.model_name, self._tokenizer, reading)
         return self._answer(form, call, given.stream, has_fast_text=False, framing=NamedEvents(form.failed))
+
+    async def open_messages(self, body: object) -> Answer:
+        """A checked call of Anthropic's Messages API: a chat call in another form."""
+        given = anthropic_fields.parse_messages(body)
+        with in_words_of(anthropic_fields.CHAT_NAMES):
+            chat = self._anthropic_chat(given)
+            call, reading = await self._chat_call(chat, f"msg_{uuid.uuid4().hex}", is_capped=True)
+        generation = self._generation(call)
+        form = MessageForm(
+            call.id,
+            self.model_name,
+            BlockReader(reading),
+            generation.usage,
+            is_capped=call.sampling[0].max_new_tokens < given.max_tokens,
+            hides_thoughts=given.thinking is not None and given.thinking.display == "omitted",
+        )
+        return Answer(form, generation, given.stream, has_fast_text=False, framing=NamedEvents(error_chunks))
+
+    async def count_tokens(self, body: object) -> Json:
+        """How many tokens the prompt of a call of Anthropic's API has."""
+        given = anthropic_fields.parse_count(body)
+        with in_words_of(anthropic_fields.CHAT_NAMES):
+            chat = self._anthropic_chat(given)
+            self._check_openai(chat)
+            self._refuse_text("messages", is_asked=True)
+            prompt = await self._chat_prompt(chat, tool_use(chat, self._api.tool_call_parser))
+        return {"input_tokens": len(prompt.tokens)}
+
+    def _anthropic_chat(self, given: anthropic_fields.PromptBody) -> ChatBody:
+        return parse_body(ChatBody, _supported(anthropic_fields.chat_body(given, self._api.reasoning_parser)))
 
     async def open_completions(self, body: object) -> Answer:
         """A checked text completions call."""
@@ -276,11 +314,14 @@ class OpenAIService:
         has_fast_text: bool = True,
         framing: Framing | None = None,
     ) -> Answer:
-        generation = Generation(call, self.backend, self._tokenizer, self.metrics, self._api.request_timeout_s)
+        generation = self._generation(call)
         if options is not None and options.continuous_usage_stats:
             form, has_fast_text = RunningUsage(form, generation.usage), False
         has_fast_text = has_fast_text and self._tokenizer.has_text
         return Answer(form, generation, is_stream, has_fast_text, framing or DataEvents())
+
+    def _generation(self, call: Call) -> Generation:
+        return Generation(call, self.backend, self._tokenizer, self.metrics, self._api.request_timeout_s)
 
     def _limits(self) -> Limits:
         info, api = self.backend.info, self._api

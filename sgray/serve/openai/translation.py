@@ -29,7 +29,7 @@ def in_words_of(names: Names) -> Iterator[None]:
 
 def _renamed(place: str, names: Names) -> str:
     for pattern, name in names:
-        place, count = re.subn(rf"(?<![\w.]){pattern}(?!\w)", name, place)
+        place, count = re.subn(rf"(?<![\w.])(?:{pattern})(?!\w)", name, place)
         if count:
             return place
     return place
