@@ -108,6 +108,7 @@ async def test_a_field_changes_the_call_or_is_refused_by_its_name_with_a_reason(
 @pytest.mark.parametrize("name", sorted(fields_of(MessageCountTokensParams) - {"model", "messages"}))
 async def test_what_counts_tokens_reads_the_same_fields(http, backend, name):
     value, beside = FIELDS[name]
+    beside = {other: given for other, given in beside.items() if other != "max_tokens"}
     error, _, _ = await seen(http, backend, **beside, **{name: value})
     counted, _, answer = await seen(http, backend, f"{PATH}/count_tokens", **beside, **{name: value})
     assert counted == error
