@@ -278,6 +278,7 @@ async def test_turns_of_the_assistant_are_told_apart(templated, backend, tokeniz
         {"role": "assistant", "content": "One."},
         {"role": "assistant", "content": [{"type": "output_text", "text": "Two.", "annotations": []}]},
         thought("Hm."),
+        thought("Well."),
         call,
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "Three."}]},
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "rain"}]},
@@ -287,7 +288,7 @@ async def test_turns_of_the_assistant_are_told_apart(templated, backend, tokeniz
     ]
     await templated.responses.create(model=MODEL, input=items, max_output_tokens=2)
     assert _prompt(backend, tokenizer) == (
-        "<system>Be short.<assistant>One.<assistant>Two.<assistant>(Hm.)Three.<call c1>weather:Oslo</call>"
+        "<system>Be short.<assistant>One.<assistant>Two.<assistant>(Hm.\nWell.)Three.<call c1>weather:Oslo</call>"
         "<tool>rainc1<assistant>(So.)Rain.<assistant><assistant>"
     )
 
