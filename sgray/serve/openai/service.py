@@ -195,8 +195,9 @@ class OpenAIService:
     async def open_responses(self, body: object) -> Answer:
         """A checked call of the Responses API: a chat call in another form."""
         given = parse_responses(body)
+        fields = chat_body(given)
         with in_words_of(CHAT_NAMES):
-            chat = parse_body(ChatBody, _supported(chat_body(given)))
+            chat = parse_body(ChatBody, _supported(fields))
             call, reading = await self._chat_call(chat, f"resp_{uuid.uuid4().hex}")
         form = response_form(given, call.id, self.model_name, self._tokenizer, reading)
         return self._answer(form, call, given.stream, has_fast_text=False, framing=NamedEvents(form.failed))
@@ -204,8 +205,9 @@ class OpenAIService:
     async def open_messages(self, body: object) -> Answer:
         """A checked call of Anthropic's Messages API: a chat call in another form."""
         given = anthropic_fields.parse_messages(body)
+        fields = anthropic_fields.chat_body(given, self._api.reasoning_parser)
         with in_words_of(anthropic_fields.CHAT_NAMES):
-            chat = self._anthropic_chat(given)
+            chat = parse_body(ChatBody, _supported(fields))
             call, reading = await self._chat_call(chat, f"msg_{uuid.uuid4().hex}", is_capped=True)
         generation = self._generation(call)
         form = MessageForm(
@@ -221,15 +223,13 @@ class OpenAIService:
     async def count_tokens(self, body: object) -> Json:
         """How many tokens the prompt of a call of Anthropic's API has."""
         given = anthropic_fields.parse_count(body)
+        fields = anthropic_fields.chat_body(given, self._api.reasoning_parser)
         with in_words_of(anthropic_fields.CHAT_NAMES):
-            chat = self._anthropic_chat(given)
+            chat = parse_body(ChatBody, _supported(fields))
             self._check_openai(chat)
             self._refuse_text("messages", is_asked=True)
             prompt = await self._chat_prompt(chat, tool_use(chat, self._api.tool_call_parser))
         return {"input_tokens": len(prompt.tokens)}
-
-    def _anthropic_chat(self, given: anthropic_fields.PromptBody) -> ChatBody:
-        return parse_body(ChatBody, _supported(anthropic_fields.chat_body(given, self._api.reasoning_parser)))
 
     async def open_completions(self, body: object) -> Answer:
         """A checked text completions call."""
