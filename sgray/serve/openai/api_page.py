@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from sgray.serve.openai.openapi import REFUSED_OTHERWISE
+from sgray.serve.openai.openapi import EVENT_STREAM, REFUSED_OTHERWISE
 
 Json = dict[str, Any]
 
@@ -87,9 +87,9 @@ def _needs(operation: Json) -> str:
 
 
 def _answer(kind: str, content: Json, components: Json) -> str:
-    if kind == "text/event-stream":
-        schema = _resolved(content["x-event"], components)
-        return _answer_fields(f"With `stream`: `{kind}`. {content['schema']['description']} An event", schema)
+    if kind == EVENT_STREAM:
+        text = f"With `stream`: `{kind}`, whose last event has the data `[DONE]` or is an error. The data of an event"
+        return _answer_fields(text, _resolved(event_data(content), components))
     if kind != "application/json":
         return f"Answer: `{kind}`."
     return _answer_fields("Answer", _schema(content, components))
@@ -176,10 +176,16 @@ def _or_null(schema: Json) -> str:
     return " or null" if {"type": "null"} in schema.get("anyOf", []) and len(schema["anyOf"]) > 1 else ""
 
 
+def event_data(content: Json) -> Json:
+    """The schema of the JSON in the events of a stream."""
+    data: Json = content["schema"]["properties"]["data"]["anyOf"][0]["contentSchema"]
+    return data
+
+
 def _contents(operation: Json) -> list[Json]:
     """The schemas that an operation's own section shows."""
     answer = operation["responses"]["200"].get("content", {})
-    found = [content.get("x-event", content["schema"]) for content in answer.values()]
+    found = [event_data(one) if kind == EVENT_STREAM else one["schema"] for kind, one in answer.items()]
     body = operation.get("requestBody")
     return found + ([body["content"]["application/json"]["schema"]] if body else [])
 

@@ -40,6 +40,8 @@ ERRORS: tuple[Error, ...] = (
 REFUSED_OTHERWISE = "Refused with another value:"
 """How the description of a field begins that is there for the values that ask for nothing."""
 
+EVENT_STREAM = "text/event-stream"
+
 _REF = "#/components/schemas/{model}"
 _CALLER: list[Json] = [{"bearer": []}, {"header": []}]
 _ADMIN: list[Json] = [{"adminBearer": []}, {"adminHeader": []}]
@@ -143,12 +145,22 @@ def _answer(about: Operation, schemas: _Schemas) -> Json:
     else:
         content = {} if about.answer is None else _content(schemas.of(about.answer))
     if about.event is not None:
-        text = "Events whose data is the JSON of `x-event`, and at the end `[DONE]`, or an error where one ends it."
-        content["text/event-stream"] = {
-            "schema": {"type": "string", "description": text},
-            "x-event": schemas.of(about.event),
-        }
+        content[EVENT_STREAM] = {"schema": _event(schemas.of(about.event))}
     return _response("The answer.", content)
+
+
+def _event(schema: Json) -> Json:
+    """One event of a stream; its data is a text, which holds JSON."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    return {
+        "type": "object",
+        "description": "An event. Where one holds an error, it is the last.",
+        "properties": {
+            "event": {"type": "string"},
+            "data": {"anyOf": [data, {"const": "[DONE]", "description": "The end."}]},
+        },
+        "required": ["data"],
+    }
 
 
 def _refusals(entry: Entry, about: Operation) -> Json:

@@ -10,7 +10,9 @@ import jsonschema
 import pytest
 
 from sgray.config import Config
+from sgray.serve.openai.api_page import event_data
 from sgray.serve.openai.app import ROUTES, create_app
+from sgray.serve.openai.openapi import EVENT_STREAM
 
 pytestmark = pytest.mark.anyio
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -56,7 +58,7 @@ async def test_good_bodies_answers_and_chunks_are_as_described(api, described, p
     chunks = await api.events(path, **fields)
     assert chunks
     for chunk in chunks:
-        check(described, content_of(described, path, "text/event-stream")["x-event"], chunk)
+        check(described, event_data(content_of(described, path, EVENT_STREAM)), chunk)
 
 
 async def test_answers_with_tools_and_reasoning_are_as_described(make_app, tokenizer, backend):
@@ -73,7 +75,7 @@ async def test_answers_with_tools_and_reasoning_are_as_described(make_app, token
         lines = (await http.post(CHAT, json=body | {"stream": True})).text.split("\n\n")
         for line in lines[:-2]:
             chunk = json.loads(line.removeprefix("data: "))
-            check(described, content_of(described, CHAT, "text/event-stream")["x-event"], chunk)
+            check(described, event_data(content_of(described, CHAT, EVENT_STREAM)), chunk)
 
 
 @pytest.mark.parametrize(
