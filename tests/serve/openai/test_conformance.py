@@ -38,19 +38,45 @@ def cases() -> list[tuple[str, str, GenerationMode]]:
     return found
 
 
-def narrowed(*, is_short: bool) -> dict[str, Any]:
-    """The description for calls of the model that is there; with `is_short`, of few tokens. Keys are the test's."""
+LIMITS = {"max_tokens": 3, "max_new_tokens": 3, "n": 2, "priority": 9}
+DEPENDENT = {
+    *("stream_options", "continue_final_message", "add_generation_prompt", "top_logprobs", "max_completion_tokens"),
+    *("min_tokens", "min_new_tokens", "best_of", "input_ids", "rid", "logprob_start_len", "logit_bias", "tools"),
+    *("stop_token_ids", "chat_template_kwargs", "separate_reasoning"),
+}
+MESSAGE = {
+    "type": "object",
+    "properties": {"role": {"enum": ["user", "system"]}, "content": {"type": "string", "minLength": 1}},
+    "required": ["role", "content"],
+    "additionalProperties": False,
+}
+
+ONE_PROMPT = {
+    "text": {"type": "string", "minLength": 1},
+    "sampling_params": {"$ref": "#/components/schemas/NativeSampling"},
+    "return_logprob": {"type": "boolean"},
+    "top_logprobs_num": {"type": "integer", "minimum": 0, "maximum": 20},
+}
+
+
+def narrowed(*, is_good: bool) -> dict[str, Any]:
+    """The description for calls of the model that is there. Keys are the test's.
+
+    With `is_good` calls are short, and without fields that are right or wrong only beside others.
+    """
     described = document(ROUTES)
-    limits = (
-        {"max_tokens": 3, "max_completion_tokens": 3, "max_new_tokens": 3, "n": 2, "priority": 9} if is_short else {}
-    )
-    for schema in described["components"]["schemas"].values():
-        fields = schema.get("properties", {})
-        if schema.get("additionalProperties") is False and "model" in fields and "object" not in fields:
+    schemas = described["components"]["schemas"]
+    for schema in [one for one in schemas.values() if one["title"].endswith(("Body", "Sampling"))]:
+        fields = schema["properties"]
+        if "model" in fields:
             fields["model"] = {"const": MODEL}
-        for name, most in limits.items():
-            if name in fields and schema["title"].endswith(("Body", "Sampling")):
-                fields[name] = {"type": "integer", "minimum": 1, "maximum": most}
+        if is_good:
+            limits = {name: {"type": "integer", "minimum": 1, "maximum": most} for name, most in LIMITS.items()}
+            kept = {name: one for name, one in fields.items() if name not in DEPENDENT}
+            schema["properties"] = kept | {name: one for name, one in limits.items() if name in fields}
+    if is_good:
+        schemas["Message"] = MESSAGE
+        schemas["NativeBody"] |= {"required": ["text"], "properties": schemas["NativeBody"]["properties"] | ONE_PROMPT}
     for methods in described["paths"].values():
         for operation in methods.values():
             del operation["security"]
@@ -71,7 +97,7 @@ def schemas(tiny_backend, tokenizer, tmp_path_factory) -> dict[GenerationMode, A
     app = create_app(Config.parse({"api": api}), tokenizer, tiny_backend)
     schemas = {}
     for mode in GenerationMode:
-        schemas[mode] = schemathesis.openapi.from_dict(narrowed(is_short=mode is GenerationMode.POSITIVE))
+        schemas[mode] = schemathesis.openapi.from_dict(narrowed(is_good=mode is GenerationMode.POSITIVE))
         schemas[mode].app = app
     return schemas
 
