@@ -16,6 +16,7 @@ from sgray.text.grammar.expressions import Anchor, Char, Choice, Expression, Rep
 from sgray.text.grammar.expressions import Sequence as Row
 from sgray.text.grammar.faults import GrammarFault
 
+MAX_PLACES = 4000
 MAX_STATES = 2000
 MAX_KEPT_STATES = 400
 """Each of them costs the engine a look at the whole vocabulary."""
@@ -129,6 +130,7 @@ class Pattern:
 
     def __init__(self, expression: Expression, *, is_search: bool) -> None:
         self._nodes: list[_Node] = []
+        self._steps: dict[tuple[frozenset[int], int], Hashable | None] = {}
         begin, self._end = self._node(), self._node()
         inner = self._node()
         after = self._add(expression, inner)
@@ -142,13 +144,16 @@ class Pattern:
 
     def step(self, state: Hashable, code: int) -> Hashable | None:
         """See `Machine`."""
-        found = frozenset(
-            target
-            for place in self._places(state)
-            for given, target in self._nodes[place].reads
-            if any(low <= code <= high for low, high in given)
-        )
-        return (False, self._closed(found, is_begin=False, is_end=False)) if found else None
+        key = (self._places(state), code)
+        if key not in self._steps:
+            found = frozenset(
+                target
+                for place in key[0]
+                for given, target in self._nodes[place].reads
+                if any(low <= code <= high for low, high in given)
+            )
+            self._steps[key] = (False, self._closed(found, is_begin=False, is_end=False)) if found else None
+        return self._steps[key]
 
     def accepts(self, state: Hashable) -> bool:
         """See `Machine`."""
@@ -171,6 +176,8 @@ class Pattern:
         return frozenset(found)
 
     def _node(self) -> int:
+        if len(self._nodes) >= MAX_PLACES:
+            raise GrammarFault("", "this pattern is too complex")
         self._nodes.append(_Node())
         return len(self._nodes) - 1
 

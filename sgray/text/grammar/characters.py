@@ -88,10 +88,7 @@ def _without_surrogates(pairs: Iterable[tuple[int, int]]) -> Ranges:
 
 DIGITS = of("0123456789")
 WORD = ranges([(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)])
-_COMMON_BLANKS = ranges(
-    [(9, 13), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F)]
-    + [(0x205F, 0x205F), (0x3000, 0x3000)]
-)
+_COMMON_BLANKS = union(((9, 13), (0x2000, 0x200A)), of("\x20\xa0\u1680\u2028\u2029\u202f\u205f\u3000"))
 BLANKS = _COMMON_BLANKS
 """White space by every notation of regular expressions; `POSSIBLE_BLANKS` is white space by any of them."""
 POSSIBLE_BLANKS = union(_COMMON_BLANKS, ranges([(0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF)]))

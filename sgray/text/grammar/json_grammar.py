@@ -23,7 +23,6 @@ from sgray.text.grammar.expressions import (
     Repeat,
     Rule,
     Text,
-    char,
     choice,
     optional,
     sequence,
@@ -178,7 +177,7 @@ class Strings:
             return NEVER
         states = [self._rules.reserve("chars") for _ in automaton.edges]
         for state, (rule, edges) in enumerate(zip(states, automaton.edges, strict=True)):
-            options = [_QUOTE] if state in automaton.accepting else []
+            options: list[Expression] = [_QUOTE] if state in automaton.accepting else []
             if options and edges == {state: characters.ALL}:
                 self._rules.define(rule, self._free())
                 continue

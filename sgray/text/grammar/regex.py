@@ -90,7 +90,7 @@ class _Parser:
         """Raise for what stands at `at`, or here."""
         place = self.position if at is None else at
         shown = self.pattern[place : place + 12]
-        raise GrammarFault(f"position {place}" + (f" ({ascii(shown)})" if shown else ""), reason)
+        raise GrammarFault(f"position {place}" + (f" ({shown!a})" if shown else ""), reason)
 
     def peek(self) -> str:
         return self.pattern[self.position : self.position + 1]

@@ -27,8 +27,8 @@ _BY_TYPE = {
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"),
     "object": (
-        ("properties", "patternProperties", "additionalProperties", "propertyNames", "required")
-        + ("minProperties", "maxProperties", "unevaluatedProperties")
+        *("properties", "patternProperties", "additionalProperties", "propertyNames", "required"),
+        *("minProperties", "maxProperties", "unevaluatedProperties"),
     ),
 }
 
@@ -37,8 +37,8 @@ _BY_TYPE = {
 class Branch:
     """One way to meet a schema. The schemas at all `places` hold, by the keywords that concern a value itself.
 
-    Objects have the `required` members and none of the `forbidden` ones. None of the schemas at `unless` holds. `rests`:
-    schemas that say something about what the places beside each leave unsaid.
+    Objects have the `required` members and none of the `forbidden` ones. None of the schemas at `unless` holds.
+    `rests`: schemas that say something about what the places beside each leave unsaid.
     """
 
     places: Places = ()
@@ -213,7 +213,9 @@ class Branches:
         for name, names in schema.get("dependentRequired", {}).items():
             factors.append([Branch(forbidden=frozenset((name,))), Branch(required=frozenset(names))])
         for name in schema.get("dependentSchemas", {}):
-            factors.append([Branch(forbidden=frozenset((name,))), *self.at(below(place, "dependentSchemas", name))])
+            present = Branch(required=frozenset((name,)))
+            then = [present.joined(branch) for branch in self.at(below(place, "dependentSchemas", name))]
+            factors.append([Branch(forbidden=frozenset((name,))), *then])
         found = self._all(factors, place)
         if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
             found = [replace(one, rests=(*one.rests, (place, one.places))) for one in found]

@@ -5,7 +5,7 @@ Where a text that would meet the schema is not accepted, that is on purpose:
 - an object schema that declares members and does not speak of `additionalProperties` gets no others, and an array
   schema with `prefixItems` and without `items` no more items;
 - a schema without `type` gets values of the types that its keywords speak of;
-- numbers have at most 20 digits before and behind the point; within bounds 15 in all, and no exponent;
+- numbers have at most 20 digits before and behind the point; within bounds 15 in all, and no exponent; multiples 10;
 - integers are written without a fraction; strings as `Strings` says; fixed values in their shortest spelling;
 - other members never have names that begin like many declared ones.
 The order of the modules: `document` reads, `branches` resolves combinations, this one writes.
@@ -72,7 +72,7 @@ class Members:
     least: int
     most: int | None
     repeats: bool
-    """Whether `other` ones may be the same one again, so that only the first of them is sure to count."""
+    """Those of an object: any may be missing, and of the others, which may be one again and again, one alone counts."""
 
 
 class _Writer:
@@ -158,14 +158,16 @@ class _Writer:
             divisor = numbers.common_multiple(divisor, int(value))
             if divisor > MAX_DIVISOR:
                 raise GrammarFault(at, f"multiples of {divisor} are too many to tell apart; {MAX_DIVISOR} is the most")
-        tree = numbers.integers(*bounds.integers())
-        return self._digits(numbers.multiples(tree, divisor)) if divisor > 1 else self.json.rules.add(tree, "integer")
+        low, high = bounds.integers()
+        if divisor > 1:
+            return self._digits(numbers.multiples(low, high, divisor))
+        return self.json.rules.add(numbers.integers(low, high), "integer")
 
     def _digits(self, automaton: Any) -> Expression:
         """What an automaton accepts, as it stands."""
         states = [self.json.rules.reserve("digits") for _ in automaton.edges]
         for state, (rule, edges) in enumerate(zip(states, automaton.edges, strict=True)):
-            options = [EMPTY] if state in automaton.accepting else []
+            options: list[Expression] = [EMPTY] if state in automaton.accepting else []
             options += [sequence(Char(given), states[target]) for target, given in edges.items()]
             self.json.rules.define(rule, choice(options))
         return states[0] if states else NEVER
@@ -239,7 +241,7 @@ class _Writer:
 
         def after(used: frozenset[Any]) -> Expression:
             if used not in rows:
-                options = [EMPTY] if len(used) >= least else []
+                options: list[Expression] = [EMPTY] if len(used) >= least else []
                 for name, value in values.items():
                     if name not in used and (most is None or len(used) < most):
                         comma = self.json.comma if used else EMPTY
@@ -370,9 +372,11 @@ class _Writer:
         has_room = members.most is None or count < members.most
         comma = self.json.comma if count else EMPTY
         taken = sequence(comma, item, rows[min(count + 1, cap)]) if has_room else NEVER
-        return (
-            taken if is_required else self.json.rules.add(choice(o for o in (taken, rows[count]) if o != NEVER), "then")
-        )
+        if is_required:
+            return taken
+        # an item that is not there ends the array: the next one cannot take its place
+        without = rows[count] if members.repeats else EMPTY if count else NEVER
+        return self.json.rules.add(choice(option for option in (taken, without) if option != NEVER), "then")
 
     def _more(self, members: Members, count: int) -> Expression:
         """Members that are not listed, `count` ones being there. With none at all it is NEVER: see `_first`."""

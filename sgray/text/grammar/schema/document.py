@@ -40,9 +40,9 @@ _REFUSED = {
     "additionalItems": "it was replaced by items beside prefixItems",
 }
 _IGNORED = (
-    ("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment")
-    + ("$schema", "$defs", "definitions", "$vocabulary", "$dynamicAnchor", "$recursiveAnchor", "minContains")
-    + ("maxContains", "contentEncoding", "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml")
+    *("title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment"),
+    *("$schema", "$defs", "definitions", "$vocabulary", "$dynamicAnchor", "$recursiveAnchor", "minContains"),
+    *("maxContains", "contentEncoding", "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml"),
 )
 _KNOWN = (*_SHAPES, *_REFUSED, *_IGNORED)
 
@@ -75,18 +75,18 @@ class Document:
         base, _, fragment = reference.partition("#")
         root = self._parts["#"]
         if base and (not isinstance(root, dict) or base != str(root.get("$id", "")).rstrip("#")):
-            raise GrammarFault(at, f"{ascii(reference)} is outside of this schema; only places in it can be used")
+            raise GrammarFault(at, f"{reference!a} is outside of this schema; only places in it can be used")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             found = self._named(fragment)
             if found is None:
-                raise GrammarFault(at, f"there is no $anchor {ascii(fragment)}")
+                raise GrammarFault(at, f"there is no $anchor {fragment!a}")
             return found
         target = "#" + fragment
         try:
             self._found(target)
         except KeyError:
-            raise GrammarFault(at, f"nothing is at {ascii(reference)}") from None
+            raise GrammarFault(at, f"nothing is at {reference!a}") from None
         return target
 
     def _found(self, place: str) -> Any:

@@ -16,6 +16,7 @@ from sgray.text.grammar.expressions import EMPTY, NEVER, Char, Expression, Repea
 from sgray.text.grammar.json_grammar import MAX_DIGITS
 
 MAX_SIGNIFICANT = 15
+_MULTIPLE_DIGITS = 10
 
 _DIGIT = Char(characters.DIGITS)
 _NOT_ZERO = Char(characters.of("123456789"))
@@ -73,9 +74,9 @@ class Bounds:
         return self.high < other.low or (self.high == other.low and (self.is_high_open or other.is_low_open))
 
 
-def integers(low: int | None, high: int | None) -> Expression:
-    """The integers from `low` to `high`; without a bound, as far as MAX_DIGITS digits or those of the other go."""
-    most = 10 ** max(MAX_DIGITS, len(str(abs(low or 0))), len(str(abs(high or 0)))) - 1
+def integers(low: int | None, high: int | None, digits: int = MAX_DIGITS) -> Expression:
+    """The integers from `low` to `high`; without a bound, as far as `digits` digits or those of the other go."""
+    most = 10 ** max(digits, len(str(abs(low or 0))), len(str(abs(high or 0)))) - 1
     low, high = -most if low is None else low, most if high is None else high
     options: list[Expression] = []
     if low < 0:
@@ -90,8 +91,9 @@ def common_multiple(first: int, second: int) -> int:
     return math.lcm(first, second)
 
 
-def multiples(tree: Expression, divisor: int) -> Automaton:
-    """Those of the integers of a tree that `divisor` divides."""
+def multiples(low: int | None, high: int | None, divisor: int) -> Automaton:
+    """The integers from `low` to `high` that `divisor` divides."""
+    tree = integers(low, high, _MULTIPLE_DIGITS)
     return automaton([Pattern(tree, is_search=False), Multiple(divisor)])
 
 

@@ -27,7 +27,7 @@ def types_of(value: Any) -> set[str]:
         return {"boolean"}
     if isinstance(value, int | float):
         return {"number", "integer"} if value == int(value) else {"number"}
-    names = {str: "string", list: "array", dict: "object"}
+    names: dict[type, str] = {str: "string", list: "array", dict: "object"}
     return {"null"} if value is None else {names[type(value)]}
 
 
