@@ -32,7 +32,7 @@ def page(document: Json) -> str:
     parts = [_HEAD.format(about=document["info"]["description"], errors=errors)]
     parts += [_section(paths, operation, components) for paths, operation in _operations(document)]
     bodies = {_name_of(content) for _, one in _operations(document) for content in _contents(one)}
-    rest = [name for name in components["schemas"] if name not in bodies and name not in ("ErrorAnswer", "ErrorDetail")]
+    rest = [name for name in components["schemas"] if name not in bodies and not name.startswith("Error")]
     parts.append("## Objects inside\n")
     parts += [_object(name, components["schemas"][name]) for name in sorted(rest)]
     return "\n".join(parts).rstrip("\n") + "\n"
@@ -55,7 +55,7 @@ def _error_table(document: Json) -> str:
     for _, operation in _operations(document):
         for status, response in operation["responses"].items():
             if "$ref" in response:
-                statuses[status] = response["$ref"].rpartition("/")[2]
+                statuses.setdefault(status, response["$ref"].rpartition("/")[2])
     texts = document["components"]["responses"]
     return _table(
         ("status", "when"), [(status, texts[name]["description"]) for status, name in sorted(statuses.items())]
@@ -88,7 +88,9 @@ def _needs(operation: Json) -> str:
 
 def _answer(kind: str, content: Json, components: Json) -> str:
     if kind == EVENT_STREAM:
-        text = f"With `stream`: `{kind}`, whose last event has the data `[DONE]` or is an error. The data of an event"
+        is_named = "event" in content["schema"]["required"]
+        end = "events named by their type" if is_named else "events, the last with the data `[DONE]`"
+        text = f"With `stream`: `{kind}`, {end}; an error may end it. The data of an event"
         return _answer_fields(text, _resolved(event_data(content), components))
     if kind != "application/json":
         return f"Answer: `{kind}`."

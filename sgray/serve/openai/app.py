@@ -18,11 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sgray.config import ApiConfig, Config, environment_keys
 from sgray.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, OverloadedError, SgrayError
+from sgray.serve.anthropic import errors
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.bounds import Bounded
 from sgray.serve.openai.control import abort_name, flush_timeout
 from sgray.serve.openai.http import (
+    ERROR_SHAPE,
     REQUEST_ID,
     STRAIGHT_SEND,
     ClientGoneError,
@@ -86,6 +88,15 @@ class _Calls:
 
     async def chat(self, request: Request) -> Response:
         return await self._respond(request, self._service.open_chat)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._respond(request, self._service.open_responses)
+
+    async def messages(self, request: Request) -> Response:
+        return await self._respond(request, self._service.open_messages)
+
+    async def count_tokens(self, request: Request) -> Response:
+        return json_response(await self._service.count_tokens(await self._body(request)))
 
     async def completions(self, request: Request) -> Response:
         return await self._respond(request, self._service.open_completions)
@@ -162,7 +173,8 @@ class _Calls:
             return json_response(await while_connected(request.receive, answer.whole()))
         events = answer.events()
         try:
-            return EventStream(await while_connected(request.receive, events.__anext__()), events)
+            first = await while_connected(request.receive, events.__anext__())
+            return EventStream(first, events, answer.framing)
         except BaseException:  # also where the first event came at the very moment in which the caller was cancelled
             await events.aclose()
             raise
@@ -174,6 +186,9 @@ class _Calls:
 ROUTES = (
     Entry("POST", "/v1/chat/completions", _Calls.chat),
     Entry("POST", "/v1/completions", _Calls.completions),
+    Entry("POST", "/v1/responses", _Calls.responses),
+    Entry("POST", "/v1/messages", _Calls.messages),
+    Entry("POST", "/v1/messages/count_tokens", _Calls.count_tokens),
     Entry("POST", "/generate", _Calls.generate),
     Entry("POST", "/v1/score", _Calls.score),
     Entry("POST", "/v1/tokenize", _Calls.tokenize),
@@ -217,16 +232,22 @@ class Observed:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        is_anthropic = errors.is_anthropic(scope["path"].removeprefix(scope.get("root_path", "")))
 
         async def observed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if is_anthropic:
+                    headers["request-id"] = request_id
                 route = scope.get("route")
                 path = route.path if isinstance(route, Route) else "unknown"  # never the client's path: it is unbounded
                 self._metrics.responses.labels(path, str(message["status"])).inc()
             await send(message)
 
         scope[REQUEST_ID] = request_id
+        if is_anthropic:
+            scope[ERROR_SHAPE] = errors.error_answer
         scope[STRAIGHT_SEND] = send
         await self._app(scope, receive, observed)
 
@@ -247,11 +268,11 @@ def _guarded(handler: Handler) -> Handler:
             return await handler(request)
         except SgrayError as error:
             log_failure(error, request_id)
-            return error_response(error)
+            return error_response(error, request.scope)
         except ClientGoneError:
             return Response(status_code=_CLIENT_CLOSED)
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the client gets an answer
-            return error_response(internal_error(error, request_id))
+            return error_response(internal_error(error, request_id), request.scope)
 
     return guarded
 
@@ -267,4 +288,4 @@ async def _http_exception(request: Request, exception: Exception) -> Response:
         error = MethodNotAllowedError(f"{request.method} is not allowed here; allowed: {allowed}.")
     else:
         error = InvalidRequestError(str(exception.detail))
-    return error_response(error, dict(exception.headers or {}))
+    return error_response(error, request.scope, dict(exception.headers or {}))

@@ -15,6 +15,8 @@ from pydantic.json_schema import GenerateJsonSchema
 
 import sgray
 from sgray import errors
+from sgray.serve.anthropic import errors as anthropic
+from sgray.serve.anthropic.answer_shapes import AnthropicError
 from sgray.serve.openai.answer_shapes import ErrorAnswer
 from sgray.serve.openai.keys import OPEN_PATHS
 from sgray.serve.openai.operations import OPERATIONS, REFUSED, Entry, Operation
@@ -43,12 +45,13 @@ REFUSED_OTHERWISE = "Refused with another value:"
 EVENT_STREAM = "text/event-stream"
 
 _REF = "#/components/schemas/{model}"
+_ANTHROPIC = "Anthropic"
 _CALLER: list[Json] = [{"bearer": []}, {"header": []}]
 _ADMIN: list[Json] = [{"adminBearer": []}, {"adminHeader": []}]
 _ABOUT = (
-    "OpenAI's API, with the native and utility routes of SGLang. A server without keys is open to all; one with keys "
-    "asks for one on every route but those that a load balancer asks. Every answer has an `x-request-id`: the "
-    "caller's own, where it sent a sane one. In bodies, a field that is null counts as left out."
+    "OpenAI's API and Anthropic's messages, with the native and utility routes of SGLang. A server without keys is "
+    "open to all; one with keys asks for one on every route but those that a load balancer asks. Every answer has an "
+    "`x-request-id`: the caller's own, where it sent a sane one. In bodies, a field that is null counts as left out."
 )
 
 
@@ -84,7 +87,7 @@ class _Schemas:
     """The schemas of all types: those of models by name, and how to point at them."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
-        shapes: dict[str, Any] = {"error": ErrorAnswer}
+        shapes: dict[str, Any] = {repr(shape): shape for shape in (ErrorAnswer, AnthropicError)}
         for operation in operations:
             for shape in (operation.body, operation.answer, operation.event):
                 if shape is not None and not isinstance(shape, str):
@@ -101,7 +104,7 @@ class _Schemas:
 
     def of(self, shape: Any) -> Json:
         """The schema of a type, which for a model is a reference."""
-        return self._of["error" if shape is ErrorAnswer else repr(shape)]
+        return self._of[repr(shape)]
 
 
 def _as_read(schema: Json, refused: Unsupported) -> Json:
@@ -145,21 +148,19 @@ def _answer(about: Operation, schemas: _Schemas) -> Json:
     else:
         content = {} if about.answer is None else _content(schemas.of(about.answer))
     if about.event is not None:
-        content[EVENT_STREAM] = {"schema": _event(schemas.of(about.event))}
+        content[EVENT_STREAM] = {"schema": _event(schemas.of(about.event), about.has_named_events)}
     return _response("The answer.", content)
 
 
-def _event(schema: Json) -> Json:
+def _event(schema: Json, is_named: bool) -> Json:
     """One event of a stream; its data is a text, which holds JSON."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    data: Json = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    end = {"const": "[DONE]", "description": "The end."}
     return {
         "type": "object",
         "description": "An event. Where one holds an error, it is the last.",
-        "properties": {
-            "event": {"type": "string"},
-            "data": {"anyOf": [data, {"const": "[DONE]", "description": "The end."}]},
-        },
-        "required": ["data"],
+        "properties": {"event": {"type": "string"}, "data": {"anyOf": [data] if is_named else [data, end]}},
+        "required": ["event", "data"] if is_named else ["data"],
     }
 
 
@@ -178,14 +179,24 @@ def _refusals(entry: Entry, about: Operation) -> Json:
         kinds.append(errors.ModelNotFoundError)
     if about.waits:
         kinds += [errors.RequestTimeoutError, errors.OverloadedError]
-    kinds.sort(key=lambda kind: kind.status)
-    return {str(kind.status): {"$ref": f"#/components/responses/{kind.__name__}"} for kind in kinds}
+    prefix = _ANTHROPIC if anthropic.is_anthropic(entry.path) else ""
+    found = {_status(kind, prefix): {"$ref": f"#/components/responses/{prefix}{kind.__name__}"} for kind in kinds}
+    return dict(sorted(found.items()))
 
 
 def _error_responses(schemas: _Schemas) -> Json:
-    """An answer for each status that an error has."""
-    content = _content(schemas.of(ErrorAnswer))
-    return {kind.__name__: _response(_first_line(kind), content) for kind in ERRORS}
+    """An answer for each status that an error has, in both shapes."""
+    shapes = {"": ErrorAnswer, _ANTHROPIC: AnthropicError}
+    return {
+        f"{prefix}{kind.__name__}": _response(_first_line(kind), _content(schemas.of(shape)))
+        for prefix, shape in shapes.items()
+        for kind in ERRORS
+    }
+
+
+def _status(kind: Error, prefix: str) -> str:
+    """The status of an error, which one API may have of its own."""
+    return str(anthropic.error_answer(kind(""), "")[0] if prefix else kind.status)
 
 
 def _response(text: str, content: Json) -> Json:

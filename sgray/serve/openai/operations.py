@@ -12,7 +12,11 @@ from typing import Any
 
 from starlette.responses import Response
 
+from sgray.serve.anthropic.answer_shapes import AnthropicEvent, AnthropicMessage, TokenCount
+from sgray.serve.anthropic.fields import UNSUPPORTED_MESSAGES, MessagesBody, PromptBody
 from sgray.serve.openai import answer_shapes as answers
+from sgray.serve.openai.responses_fields import UNSUPPORTED_RESPONSES, ResponsesBody
+from sgray.serve.openai.responses_shapes import ResponseAnswer, ResponseEvent
 from sgray.serve.openai.schemas import (
     NATIVE_SAMPLING_UNSUPPORTED,
     NATIVE_UNSUPPORTED,
@@ -60,6 +64,7 @@ class Operation:
     `event` is the type of a streamed answer's events, where a body may ask for a stream. `parameters` are those of the
     query, as OpenAPI's objects. `names_model`: the call names a model, which may not be served. `waits`: a replica is
     asked, and there may be none, or no answer in time. `has_admin_part`: some of it is the operator's.
+    `has_named_events`: events carry a name, and no mark comes after the last.
     """
 
     title: str
@@ -71,6 +76,7 @@ class Operation:
     names_model: bool = False
     waits: bool = False
     has_admin_part: bool = False
+    has_named_events: bool = False
 
 
 _FLUSH_TIMEOUT = {
@@ -97,6 +103,34 @@ OPERATIONS: Mapping[str, Operation] = {
         body=CompletionBody,
         answer=answers.CompletionAnswer,
         event=answers.CompletionChunk,
+        names_model=True,
+        waits=True,
+    ),
+    "responses": Operation(
+        "A response",
+        "OpenAI's responses. Nothing is stored: the whole conversation is the input.",
+        body=ResponsesBody,
+        answer=ResponseAnswer,
+        event=ResponseEvent,
+        has_named_events=True,
+        names_model=True,
+        waits=True,
+    ),
+    "messages": Operation(
+        "A message",
+        "Anthropic's messages. Its errors have Anthropic's shape, and an overload is a 529.",
+        body=MessagesBody,
+        answer=AnthropicMessage,
+        event=AnthropicEvent,
+        has_named_events=True,
+        names_model=True,
+        waits=True,
+    ),
+    "count_tokens": Operation(
+        "How many tokens the prompt of a message has",
+        "Anthropic's, as are its errors.",
+        body=PromptBody,
+        answer=TokenCount,
         names_model=True,
         waits=True,
     ),
@@ -161,5 +195,8 @@ REFUSED: Mapping[type[Body], Unsupported] = {
     CompletionBody: UNSUPPORTED,
     NativeBody: NATIVE_UNSUPPORTED,
     NativeSampling: NATIVE_SAMPLING_UNSUPPORTED,
+    ResponsesBody: UNSUPPORTED_RESPONSES,
+    MessagesBody: UNSUPPORTED_MESSAGES,
+    PromptBody: UNSUPPORTED_MESSAGES,
 }
 """Beside its own fields, a body may have these with the values that ask for nothing."""

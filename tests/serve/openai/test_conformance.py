@@ -38,11 +38,12 @@ def cases() -> list[tuple[str, str, GenerationMode]]:
     return found
 
 
-LIMITS = {"max_tokens": 3, "max_new_tokens": 3, "n": 2, "priority": 9}
+LIMITS = {"max_tokens": 3, "max_output_tokens": 3, "max_new_tokens": 3, "n": 2, "priority": 9}
 DEPENDENT = {
     *("stream_options", "continue_final_message", "add_generation_prompt", "top_logprobs", "max_completion_tokens"),
     *("min_tokens", "min_new_tokens", "best_of", "input_ids", "rid", "logprob_start_len", "logit_bias", "tools"),
-    *("stop_token_ids", "chat_template_kwargs", "separate_reasoning"),
+    *("stop_token_ids", "chat_template_kwargs", "separate_reasoning", "thinking", "output_config", "tool_choice"),
+    *("reasoning", "text", "include", "cache_control", "system"),
 }
 MESSAGE = {
     "type": "object",
@@ -69,13 +70,18 @@ def narrowed(*, is_good: bool) -> dict[str, Any]:
     for schema in [one for one in schemas.values() if one["title"].endswith(("Body", "Sampling"))]:
         fields = schema["properties"]
         if "model" in fields:
-            fields["model"] = {"const": MODEL}
+            fields["model"] = {"enum": [MODEL] if "model" in schema["required"] else [MODEL, None]}
         if is_good:
             limits = {name: {"type": "integer", "minimum": 1, "maximum": most} for name, most in LIMITS.items()}
             kept = {name: one for name, one in fields.items() if name not in DEPENDENT}
             schema["properties"] = kept | {name: one for name, one in limits.items() if name in fields}
     if is_good:
         schemas["Message"] = MESSAGE
+        for name in ("MessagesBody", "PromptBody"):
+            schemas[name]["properties"]["messages"] = {"type": "array", "items": MESSAGE, "minItems": 1}
+        schemas["ResponsesBody"]["properties"]["input"] = MESSAGE["properties"]["content"]
+        schemas["ResponsesBody"]["required"].append("input")
+        schemas["ResponsesBody"]["properties"]["n"] = {"const": 1}
         schemas["NativeBody"] |= {"required": ["text"], "properties": schemas["NativeBody"]["properties"] | ONE_PROMPT}
     for methods in described["paths"].values():
         for operation in methods.values():

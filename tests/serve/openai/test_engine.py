@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Iterator
 
@@ -249,3 +250,25 @@ async def test_scores_are_the_probabilities_that_the_labels_have_as_next_tokens(
     for row, share in zip(scores, shares, strict=True):
         assert abs(sum(share) - 1) < 1e-9
         assert all(abs(one - value / sum(row)) < 1e-4 for one, value in zip(share, row, strict=True))
+
+
+async def test_three_apis_give_the_same_answer_to_the_same_conversation(api, backend):
+    said = [{"role": "user", "content": "Name three rivers."}]
+    asked = {"model": "smollm2-135m-instruct", "temperature": 0}
+    chat = (await api.answer(CHAT, messages=said, max_tokens=16, temperature=0))["choices"][0]["message"]["content"]
+    paths = {
+        "/v1/responses": {"input": said, "max_output_tokens": 16},
+        "/v1/messages": {"messages": said, "max_tokens": 16},
+    }
+    for path, fields in paths.items():
+        whole = (await api.http.post(path, json=asked | fields)).json()
+        text = whole["content"][0]["text"] if "content" in whole else whole["output"][0]["content"][0]["text"]
+        assert text == chat and text
+        usage = whole["usage"]
+        cached = usage.get("cache_read_input_tokens", usage.get("input_tokens_details", {}).get("cached_tokens"))
+        assert cached > 0 and usage["output_tokens"] == 16
+        streamed = await api.http.post(path, json=asked | fields | {"stream": True})
+        events = [json.loads(line[6:]) for line in streamed.text.split("\n") if line.startswith("data: ")]
+        deltas = [event["delta"] for event in events if event["type"].endswith(("text.delta", "block_delta"))]
+        assert "".join(delta if isinstance(delta, str) else delta["text"] for delta in deltas) == chat
+    await idle(backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import statistics
 import time
 from collections import Counter
@@ -14,6 +15,9 @@ from loop_backend import LoopBackend, idle
 from malformed import JSON_TYPE, Got, Malformed, Sent, send
 
 from sgray.config import Config
+from sgray.serve.anthropic.answer_shapes import AnthropicError
+from sgray.serve.anthropic.errors import is_anthropic
+from sgray.serve.openai.answer_shapes import ErrorAnswer
 from sgray.serve.openai.app import ROUTES, create_app
 from sgray.serve.openai.openapi import document
 
@@ -28,7 +32,12 @@ MESSAGES = [
     {"role": "user", "content": "?"},
 ]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+FLAT_TOOL = {**TOOL["function"], "type": "function"}
+CUSTOM_TOOL = {"name": "f", "input_schema": {"type": "object"}}
 BODIES: dict[str, Any] = {
+    "/v1/responses": {"model": MODEL, "input": MESSAGES, "max_output_tokens": 2, "tools": [FLAT_TOOL], "stream": True},
+    "/v1/messages": {"model": MODEL, "messages": MESSAGES, "max_tokens": 2, "tools": [CUSTOM_TOOL]},
+    "/v1/messages/count_tokens": {"model": MODEL, "messages": MESSAGES, "system": "be"},
     "/v1/chat/completions": {"model": MODEL, "messages": MESSAGES, "max_tokens": 2, "tools": [TOOL], "stop": ["x"]},
     "/v1/completions": {"model": MODEL, "prompt": ["Hello", "a b"], "max_tokens": 2, "stream": True, "logprobs": 1},
     "/generate": {"text": "Hello", "sampling_params": {"max_new_tokens": 2, "stop": "x"}, "return_logprob": True},
@@ -64,16 +73,15 @@ def faults(sent: Sent, got: Got) -> list[str]:
     if got.status >= 500:
         return [f"{got.status} {got.body[:300]!r}"]
     if got.headers.get(b"content-type", b"").startswith(b"text/event-stream"):
-        return [f"a stream with {got.body[:300]!r}"] if b'"server_error"' in got.body else []
+        return [f"a stream with {got.body[-300:]!r}"] if re.search(rb'"(server|api)_error"', got.body) else []
     if got.status < 400:
         return []
-    error = json.loads(got.body)["error"]
+    body = json.loads(got.body)
+    shape = AnthropicError if is_anthropic(sent.path) else ErrorAnswer
     is_good = (
         got.headers[b"content-type"] == b"application/json"
-        and set(error) == {"message", "type", "param", "code"}
-        and isinstance(error["message"], str)
-        and 0 < len(error["message"]) < 2000
-        and isinstance(error["param"], str | None)
+        and shape.model_validate(body, strict=True)
+        and 0 < len(body["error"]["message"]) < 2000
     )
     return [] if is_good else [f"{got.status} in another shape: {got.body[:300]!r}"]
 

@@ -17,6 +17,9 @@ from sgray.serve.openai.openapi import EVENT_STREAM
 pytestmark = pytest.mark.anyio
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+HI = [{"role": "user", "content": "hi"}]
+ANTHROPIC_TOOL = {"name": "add", "input_schema": {"type": "object"}}
+LOGPROBS_FIELD = "message.output_text.logprobs"
 LOGPROBS = {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0, "return_text_in_logprobs": True}
 CALLS = [
     (CHAT, {"stop": ["zz"], "user": "u", "metadata": {"a": "b"}}),
@@ -81,6 +84,44 @@ async def test_answers_with_tools_and_reasoning_are_as_described(make_app, token
 @pytest.mark.parametrize(
     ("path", "body"),
     [
+        (
+            "/v1/responses",
+            {"input": "hi", "tools": [{**TOOL["function"], "type": "function"}], "include": [LOGPROBS_FIELD]},
+        ),
+        (
+            "/v1/messages",
+            {"messages": HI, "max_tokens": 9, "thinking": {"type": "adaptive"}, "tools": [ANTHROPIC_TOOL]},
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "script", ['<think>so</think>yes<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', "no"]
+)
+async def test_forms_of_other_apis_are_as_described(make_app, tokenizer, backend, path, body, script):
+    app, body = make_app(tool_call_parser="qwen25", reasoning_parser="qwen3"), {"model": Config().model_name, **body}
+    backend.script = [*tokenizer.encode(script), 2]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        described = (await http.get("/openapi.json")).json()
+        check(described, body_of(described, path), body)
+        answer = await http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        check(described, content_of(described, path, "application/json")["schema"], answer.json())
+        schema = content_of(described, path, EVENT_STREAM)["schema"]
+        blocks = (await http.post(path, json=body | {"stream": True})).text.removesuffix("\n\n").split("\n\n")
+        for block in blocks:
+            event = dict(line.split(": ", 1) for line in block.split("\n"))
+            check(described, schema, event)
+            check(described, event_data({"schema": schema}), json.loads(event["data"]))
+        error = await http.post(path, json=body | {"model": "x"})
+        about = described["paths"][path]["post"]["responses"][str(error.status_code)]["$ref"]
+        shape = described["components"]["responses"][about.rpartition("/")[2]]["content"]["application/json"]["schema"]
+        check(described, shape, error.json())
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages/count_tokens", {"model": Config().model_name, "messages": HI}),
         ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [5, 6]}),
         ("/tokenize", {"prompt": ["a", "b c"], "return_token_strs": True}),
         ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -54,6 +55,10 @@ class Service:
     def openai(self, **options: Any) -> openai.OpenAI:
         """The official client."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=60.0, **options)
+
+    def anthropic(self, **options: Any) -> anthropic.Anthropic:
+        """Anthropic's official client."""
+        return anthropic.Anthropic(base_url=self.url, api_key="none", timeout=60.0, **options)
 
     def body(self, text: str, **more: Any) -> dict[str, Any]:
         """A greedy chat call."""
