@@ -82,6 +82,7 @@ class BlockReader:
         self.finish_reason = ""
         self.matched: int | str | None = None
         self._reader = reading.reader()
+        self._is_plain = reading.is_plain
         self._is_open = False
         self._num_held = 0
         self._raw = ""
@@ -102,10 +103,12 @@ class BlockReader:
 
     def _count(self, deltas: list[Json], piece: Piece) -> None:
         """Share out the tokens whose text has come out with this piece: by its length, where it is of several kinds."""
+        self._held += [entry for entry in piece.entries if entry.is_text]
+        if self._is_plain:  # the usual call: nothing is ever held back
+            return
         self._num_held += len(piece.tokens)
         self._raw += piece.text
         self._num_chars += len(piece.text)
-        self._held += [entry for entry in piece.entries if entry.is_text]
         if not deltas:
             return
         thought = sum(len(delta.get("reasoning_content", "")) for delta in deltas)
