@@ -114,13 +114,15 @@ class Json:
             return self.enclosed("{", self._joined(members), "}")
         if isinstance(value, list):
             return self.enclosed("[", self._joined([self.fixed(item) for item in value]), "]")
+        if isinstance(value, float) and value == int(value):
+            return choice((Text(str(int(value))), Text(spelled(value))))
         return Text(spelled(value))
 
     def one_of(self, values: Sequence[Any]) -> Expression:
         """Any of several values; strings that begin alike share their beginnings."""
         texts = [spelled(value) for value in values if isinstance(value, str)]
         others = [self.fixed(value) for value in values if not isinstance(value, str)]
-        return choice([*others, self._shared(texts, 0)])
+        return choice([*others, self.shared(texts)])
 
     def _joined(self, parts: list[Expression]) -> Expression:
         joined: list[Expression] = []
@@ -128,7 +130,7 @@ class Json:
             joined += [self.comma, part] if joined else [part]
         return sequence(*joined)
 
-    def _shared(self, texts: Sequence[str], depth: int) -> Expression:
+    def shared(self, texts: Sequence[str], depth: int = 0) -> Expression:
         """A tree of texts by their beginnings: the engine is slow with thousands that are side by side."""
         if len(texts) < 16 or depth > 100:
             return choice(Text(text) for text in texts)
@@ -138,7 +140,7 @@ class Json:
         options: list[Expression] = []
         for members in groups.values():
             begin = _common_beginning(members)
-            rests = self._shared([text[len(begin) :] for text in members], depth + 1)
+            rests = self.shared([text[len(begin) :] for text in members], depth + 1)
             options.append(sequence(Text(begin), self.rules.add(rests, "rest")))
         return choice(options)
 

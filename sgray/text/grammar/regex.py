@@ -11,9 +11,11 @@ import string
 from typing import NoReturn
 
 from sgray.text.grammar import characters
+from sgray.text.grammar.automata import Automaton, Pattern, automaton
 from sgray.text.grammar.characters import Ranges
 from sgray.text.grammar.expressions import (
     EMPTY,
+    NEVER,
     Anchor,
     Char,
     Choice,
@@ -26,6 +28,7 @@ from sgray.text.grammar.expressions import (
     sequence,
 )
 from sgray.text.grammar.faults import GrammarFault
+from sgray.text.grammar.rules import Rules
 
 MAX_CHARS = 20_000
 MAX_NESTING = 60
@@ -61,22 +64,65 @@ def parse(pattern: str) -> Expression:
     tree = parser.alternatives(0)
     if parser.position < len(pattern):
         parser.fail("unmatched ')'")
-    if (size := _size(tree)) > MAX_SIZE:
-        reason = f"with its repeats written out it has {size} characters, at most {MAX_SIZE} are allowed"
+    if (found := size(tree)) > MAX_SIZE:
+        reason = f"with its repeats written out it has {found} characters, at most {MAX_SIZE} are allowed"
         raise GrammarFault("", reason)
     return tree
 
 
-def _size(tree: Expression) -> int:
+def size(tree: Expression) -> int:
+    """How many characters and classes a tree has with its repeats written out."""
     match tree:
         case Sequence(parts) | Choice(parts):
-            return sum(map(_size, parts))
+            return sum(map(size, parts))
         case Repeat(part, least, most):
-            return _size(part) * max(1, least if most is None else most)
+            return size(part) * max(1, least if most is None else most)
         case Text(text):
             return len(text)
         case _:
             return 1
+
+
+def read_regex(pattern: str) -> str:
+    """A grammar of the texts that a pattern matches as a whole; anchors at its ends say what is so anyway."""
+    rules = Rules()
+    grammar = rules.grammar(regex_expression(pattern, rules))
+    if grammar is None:
+        raise GrammarFault("", "no text matches this pattern")
+    return grammar
+
+
+def regex_expression(pattern: str, rules: Rules) -> Expression:
+    """The same as an expression; anchors elsewhere than at the ends take an automaton."""
+    tree = parse(pattern)
+    parts = list(tree.parts) if isinstance(tree, Sequence) else [tree]
+    inner = sequence(*parts[parts[0] == Anchor("^") : len(parts) - (parts[-1] == Anchor("$"))])
+    if not has_anchor(inner):
+        return inner
+    found = automaton([Pattern(tree, is_search=False)])
+    return automaton_expression(found, rules)
+
+
+def automaton_expression(found: Automaton, rules: Rules) -> Expression:
+    """What an automaton accepts, a rule a state."""
+    states = [rules.reserve("state") for _ in found.edges]
+    for state, (rule, edges) in enumerate(zip(states, found.edges, strict=True)):
+        options: list[Expression] = [EMPTY] if state in found.accepting else []
+        options += [sequence(Char(given), states[target]) for target, given in edges.items()]
+        rules.define(rule, choice(options))
+    return states[0] if states else NEVER
+
+
+def has_anchor(tree: Expression) -> bool:
+    """Whether there is an anchor anywhere in it."""
+    match tree:
+        case Anchor():
+            return True
+        case Sequence(parts) | Choice(parts):
+            return any(map(has_anchor, parts))
+        case Repeat(part, _, _):
+            return has_anchor(part)
+    return False
 
 
 class _Parser:
@@ -106,7 +152,9 @@ class _Parser:
         options = [self._sequence(depth)]
         while self.accept("|"):
             options.append(self._sequence(depth))
-        return choice(options)
+        singles = [option.ranges for option in options if isinstance(option, Char)]
+        others = [option for option in options if not isinstance(option, Char)]
+        return choice([*others, Char(characters.union(*singles))] if singles else others)
 
     def _sequence(self, depth: int) -> Expression:
         parts: list[Expression] = []
@@ -166,7 +214,7 @@ class _Parser:
         least, most = count
         if most is not None and least > most:
             self.fail(f"the lower bound {least} is above the upper bound {most}", at)
-        return _collapsed(atom, least, most)
+        return repeated(atom, least, most)
 
     def _count(self) -> tuple[int, int | None] | None:
         for sign, count in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -276,8 +324,8 @@ def _shorthand(sign: str, *, is_negated: bool) -> Ranges:
     }[sign]
 
 
-def _collapsed(part: Expression, least: int, most: int | None) -> Expression:
-    """A repeat, where possible without a repeat in it: the number of ways to read a text must not explode."""
+def repeated(part: Expression, least: int, most: int | None) -> Expression:
+    """A part so many times, without a repeat in it where possible: the ways to read a text must not explode."""
     if most == 0 or part == EMPTY:
         return EMPTY
     if (least, most) == (1, 1):

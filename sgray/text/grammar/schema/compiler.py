@@ -60,7 +60,10 @@ def compile_schema(schema: Any) -> str:
 
 def schema_expression(schema: Any, json: Json) -> Expression:
     """The values that meet a schema, written into the rules of `json`."""
-    return _Writer(Document(schema), json).value(("#",))
+    try:
+        return _Writer(Document(schema), json).value(("#",))
+    except RecursionError:
+        raise GrammarFault("#", "its parts lie in each other too deeply, or references lead to themselves") from None
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class _Writer:
             return self.json.integer() if is_whole else self.json.number()
         if is_whole:
             return self.json.rules.add(numbers.integers(*bounds.integers()), "integer")
-        return self._digits(numbers.numbers(bounds))
+        return regex.automaton_expression(numbers.numbers(bounds), self.json.rules)
 
     def _multiple(self, branch: Branch, bounds: numbers.Bounds, divisors: list[float]) -> Expression:
         """Multiples of whole numbers, which are whole themselves."""
@@ -160,17 +163,8 @@ class _Writer:
                 raise GrammarFault(at, f"multiples of {divisor} are too many to tell apart; {MAX_DIVISOR} is the most")
         low, high = bounds.integers()
         if divisor > 1:
-            return self._digits(numbers.multiples(low, high, divisor))
+            return regex.automaton_expression(numbers.multiples(low, high, divisor), self.json.rules)
         return self.json.rules.add(numbers.integers(low, high), "integer")
-
-    def _digits(self, automaton: Any) -> Expression:
-        """What an automaton accepts, as it stands."""
-        states = [self.json.rules.reserve("digits") for _ in automaton.edges]
-        for state, (rule, edges) in enumerate(zip(states, automaton.edges, strict=True)):
-            options: list[Expression] = [EMPTY] if state in automaton.accepting else []
-            options += [sequence(Char(given), states[target]) for target, given in edges.items()]
-            self.json.rules.define(rule, choice(options))
-        return states[0] if states else NEVER
 
     def _string(self, branch: Branch) -> Expression:
         least, most = self._range(branch, "minLength", "maxLength")
@@ -397,18 +391,7 @@ def _unanchored(tree: Expression) -> Expression | None:
     if not isinstance(tree, Row) or tree.parts[0] != Anchor("^") or tree.parts[-1] != Anchor("$"):
         return None
     inner = sequence(*tree.parts[1:-1])
-    return None if _has_anchor(inner) else inner
-
-
-def _has_anchor(tree: Expression) -> bool:
-    match tree:
-        case Anchor():
-            return True
-        case Row(parts) | Choice(parts):
-            return any(map(_has_anchor, parts))
-        case Repeat(part, _, _):
-            return _has_anchor(part)
-    return False
+    return None if regex.has_anchor(inner) else inner
 
 
 def _counted(tree: Expression, least: int, most: int | None) -> Expression | None:

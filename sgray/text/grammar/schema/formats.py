@@ -35,7 +35,7 @@ _IPV6 = "|".join(
 _UNRESERVED = r"[A-Za-z0-9\-._~!$&'()*+,;=:@]|%[0-9A-Fa-f]{2}"
 _PATH = rf"(?:/(?:{_UNRESERVED})*)*"
 _TAIL = rf"(?:\?(?:{_UNRESERVED}|[/?])*)?(?:#(?:{_UNRESERVED}|[/?])*)?"
-_AUTHORITY = rf"(?:[A-Za-z0-9\-._~]+@)?{_HOST}(?::[0-9]{{1,5}})?"
+_AUTHORITY = r"(?:[A-Za-z0-9\-._~]+@)?[A-Za-z0-9](?:[A-Za-z0-9\-.]*[A-Za-z0-9])?(?::[0-9]{1,5})?"
 _URI = rf"[A-Za-z][A-Za-z0-9+.\-]*:(?://{_AUTHORITY}{_PATH}|(?:{_UNRESERVED})+{_PATH}){_TAIL}"
 _DAYS, _CLOCK = r"(?:[0-9]+D)", r"T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 _DURATION_DATE = rf"(?:[0-9]+Y(?:[0-9]+M{_DAYS}?)?|[0-9]+M{_DAYS}?|{_DAYS})"
@@ -54,7 +54,7 @@ _PATTERNS: Mapping[str, str] = MappingProxyType(
         "uri": _URI,
         "uri-reference": rf"(?:{_URI}|{_PATH}{_TAIL})",
         "json-pointer": r"(?:/(?:[^/~]|~[01])*)*",
-        "relative-json-pointer": r"(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^/~]|~[01])*)*)",
+        "relative-json-pointer": r"(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^/~]|~[01])*)+)",
     }
 )
 REFUSED = ("idn-email", "idn-hostname", "iri", "iri-reference", "uri-template", "regex")
