@@ -80,11 +80,54 @@ class Tool(Shape):
     function: Function
 
 
+class PlainFormat(Shape):
+    """Any text, or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class NamedSchema(Shape):
+    """A JSON schema with a name."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    description: str | None = None
+
+
+class SchemaFormat(Shape):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class TagFormat(BaseModel):
+    """Text with constrained parts between tags."""
+
+    type: Literal["structural_tag"]
+
+
+class StructuredOutputs(Shape):
+    """vLLM's form of a constraint; one of its fields."""
+
+    json_schema: str | dict[str, Any] | bool | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 StopText = Annotated[str, Field(min_length=1)]
 
+ResponseFormat = PlainFormat | SchemaFormat | TagFormat
+JsonSchema = str | dict[str, Any] | bool
+Tag = str | dict[str, Any]
+Choices = Annotated[list[str], Field(min_length=1)]
 Messages = Annotated[list[Message], Field(min_length=1)]
 Tools = list[Tool]
 LogitBias = dict[str, Bias]

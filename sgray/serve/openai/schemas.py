@@ -38,8 +38,8 @@ class Constrained(Body):
 
     regex: str | None = Field(None, description="The whole text matches it.")
     ebnf: str | None = Field(None, description="A grammar in GBNF whose root is called root.")
-    json_schema: Any = Field(None, description="A JSON schema, also as a string.")
-    structural_tag: Any = Field(None, description="A structural tag, also as a string.")
+    json_schema: Annotated[Any, Like(shapes.JsonSchema)] = Field(None, description="A JSON schema, also as a string.")
+    structural_tag: Annotated[Any, Like(shapes.Tag)] = Field(None, description="A structural tag, also as a string.")
 
 
 class Sampling(Constrained):
@@ -72,12 +72,16 @@ class OpenAIBody(Sampling):
     seed: int | None = Field(None, ge=-INT64, lt=INT64, description="Choice i of a prompt uses seed + i.")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    response_format: Any = Field(None, description='Type "text", "json_object", "json_schema" or "structural_tag".')
-    guided_json: Any = Field(None, description="vLLM's name of json_schema.")
+    response_format: Annotated[Any, Like(shapes.ResponseFormat)] = Field(
+        None, description='Type "text", "json_object", "json_schema" or "structural_tag".'
+    )
+    guided_json: Annotated[Any, Like(shapes.JsonSchema)] = Field(None, description="vLLM's name of json_schema.")
     guided_regex: str | None = Field(None, description="vLLM's name of regex.")
-    guided_choice: Any = Field(None, description="An array of strings, of which the text is one.")
+    guided_choice: Annotated[Any, Like(shapes.Choices)] = Field(
+        None, description="An array of strings, of which the text is one."
+    )
     guided_grammar: str | None = Field(None, description="vLLM's name of ebnf.")
-    structured_outputs: Any = Field(
+    structured_outputs: Annotated[Any, Like(shapes.StructuredOutputs)] = Field(
         None,
         description="vLLM's newer form: json, regex, choice, grammar, json_object or structural_tag in an object.",
     )

@@ -256,12 +256,18 @@ TINY = {
 
 
 @pytest.fixture(scope="module")
-def tiny_backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopBackend]:
+def tiny_backend(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[LoopBackend]:
     """A real engine over a model of one small layer and random weights, with the default model's vocabulary."""
     directory = tmp_path_factory.mktemp("tiny")
     (directory / "config.json").write_text(json.dumps(TINY))
     values = {
-        "model": {"model_path": str(directory), "load_format": "dummy", "device": "cpu", "dtype": "float32"},
+        "model": {
+            "model_path": str(directory),
+            "tokenizer_path": str(model_dir),
+            "load_format": "dummy",
+            "device": "cpu",
+            "dtype": "float32",
+        },
         "memory": {"max_total_tokens": 4096},
     }
     backend = LoopBackend(Engine.load(Config.parse(values)))
