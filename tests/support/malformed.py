@@ -24,6 +24,7 @@ REGEXES = [
     ".*" * 300,
 ]  # fmt: skip
 SCHEMAS: list[Any] = [
+    {"type": "string", "maxLength": 50}, {"enum": list(range(500))}, {"type": "array", "items": {"type": "integer"}},
     {"$ref": "#"}, {"$ref": "#/nowhere"}, {"$ref": "https://example.com/x.json"}, {"$ref": 5}, {"type": "wizard"},
     {"allOf": [{"$ref": "#"}]}, {"anyOf": []}, {"enum": []}, {"minLength": 5, "maxLength": 1, "type": "string"},
     {"type": "integer", "minimum": 1e400}, {"type": "string", "pattern": "("}, {"type": ["object", "null", "x"]},

@@ -5,6 +5,7 @@ Fields that OpenAI defines and sgray cannot honour are in `UNSUPPORTED_RESPONSES
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from sgray.serve.openai.schemas import INT64, MAX_TOP_LOGPROBS, UNSUPPORTED, Bod
 from sgray.serve.openai.translation import Names
 from sgray.serve.openai.validate import (
     Unsupported,
+    check_texts,
     checked_text,
     missing,
     parse_body,
@@ -127,11 +129,17 @@ _TOOL_UNSUPPORTED: Unsupported = {
 }
 
 
+_RETURNED = ("metadata", "prompt_cache_key", "reasoning", "safety_identifier", "text", "tool_choice", "tools", "user")
+"""Fields that come back in the response; instructions and input are checked as they are read."""
+
+
 def parse_responses(body: object) -> ResponsesBody:
     """A checked body; raises InvalidRequestError that names the first wrong place, but for what chat checks."""
     given = parse_body(ResponsesBody, without_unsupported(body, UNSUPPORTED_RESPONSES))
     if given.n != 1:
         wrong_value("n", "n", "a response is one answer; call again for another.")
+    for name in _RETURNED:
+        check_texts(name, name, body[name] if isinstance(body, Mapping) and name in body else None)
     for index, name in enumerate(given.include):
         if name not in INCLUDED:
             reason = f"{shown(name)} is not made here; {', '.join(INCLUDED)} may stand here."
