@@ -38,11 +38,12 @@ class Conversation:
         turn["content"] = _joined(turn["content"], content)
 
     def think(self, text: str) -> None:
-        """What the assistant thinks, with which a turn begins."""
+        """What the assistant thinks, with which a turn begins; an empty text where nobody knows what it was."""
         turn = self._turn()
         if turn["content"] or "tool_calls" in turn:
-            turn = self._new_turn()
-        turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+            self._new_turn()
+        if text:
+            self.muse(text)
 
     def muse(self, text: str) -> None:
         """What the assistant thinks anywhere in its turn."""

@@ -14,6 +14,7 @@ from sgray.errors import InvalidRequestError
 from sgray.serve.openai.forms import Json
 from sgray.serve.openai.responses_input import chat_messages
 from sgray.serve.openai.schemas import INT64, MAX_TOP_LOGPROBS, UNSUPPORTED, Body, Sampling, StreamOptions
+from sgray.serve.openai.sse import encode_json
 from sgray.serve.openai.translation import Names
 from sgray.serve.openai.validate import (
     Unsupported,
@@ -120,6 +121,7 @@ _PASSED = (
     "chat_template_kwargs",
 )
 _HARMLESS = {"summary": "auto", "generate_summary": "auto", "context": "auto", "mode": "standard"}
+_ECHOED = {"metadata", "prompt_cache_key", "reasoning", "safety_identifier", "text", "tool_choice", "tools", "user"}
 _TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 _TOOL_UNSUPPORTED: Unsupported = {
     "async": ((False,), "calls are returned in the answer, and waited for"),
@@ -136,6 +138,8 @@ _RETURNED = ("metadata", "prompt_cache_key", "reasoning", "safety_identifier", "
 def parse_responses(body: object) -> ResponsesBody:
     """A checked body; raises InvalidRequestError that names the first wrong place, but for what chat checks."""
     given = parse_body(ResponsesBody, without_unsupported(body, UNSUPPORTED_RESPONSES))
+    for name in _ECHOED & given.model_fields_set:
+        _check_text(name, given.model_dump(include={name}))
     if given.n != 1:
         wrong_value("n", "n", "a response is one answer; call again for another.")
     for name in _RETURNED:
@@ -210,6 +214,14 @@ def _tool_choice(choice: object) -> object:
         named = [_tool_choice(tool) for tool in tools]
         return {"type": kind, "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
     wrong_value("tool_choice", "tool_choice.type", f"{shown(kind)} is no choice here: tools are functions alone.")
+
+
+def _check_text(name: str, value: object) -> None:
+    """Raise where a field that comes back in the answer holds what an answer cannot."""
+    try:
+        encode_json(value)
+    except UnicodeEncodeError:
+        wrong_value(name, name, "it holds half of a surrogate pair, which is not text.")
 
 
 def _unsupported(place: str, reason: str) -> NoReturn:

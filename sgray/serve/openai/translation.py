@@ -11,7 +11,7 @@ from sgray.errors import InvalidRequestError
 Names = Sequence[tuple[str, str]]
 """Patterns of chat's places, and what the places are called by the caller. Each finds whole words alone."""
 
-_PLACE = re.compile(r"'[\w.\[\]]+'|(?<![\w.'])\w+_[\w.\[\]]+")  # in quotes, or no word of English
+_PLACE = re.compile(r"'[\w.\[\]]+'|(?<![\w.'])\w+(?:_|\[\d)[\w.\[\]]*")  # in quotes, or no word of English
 
 
 @contextmanager

@@ -278,6 +278,7 @@ async def test_turns_of_the_assistant_are_told_apart(templated, backend, tokeniz
         {"role": "assistant", "content": "One."},
         {"role": "assistant", "content": [{"type": "output_text", "text": "Two.", "annotations": []}]},
         thought("Hm."),
+        thought("Well."),
         call,
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "Three."}]},
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "rain"}]},
@@ -287,7 +288,7 @@ async def test_turns_of_the_assistant_are_told_apart(templated, backend, tokeniz
     ]
     await templated.responses.create(model=MODEL, input=items, max_output_tokens=2)
     assert _prompt(backend, tokenizer) == (
-        "<system>Be short.<assistant>One.<assistant>Two.<assistant>(Hm.)Three.<call c1>weather:Oslo</call>"
+        "<system>Be short.<assistant>One.<assistant>Two.<assistant>(Hm.\nWell.)Three.<call c1>weather:Oslo</call>"
         "<tool>rainc1<assistant>(So.)Rain.<assistant><assistant>"
     )
 
@@ -385,6 +386,12 @@ async def test_other_tools_than_functions_are_refused_by_name(http, kind):
         ({"include": ["file_search_call.results"]}, "'include[0]'"),
         ({"max_output_tokens": 9000}, "maximum context length"),
         ({"n": 2}, "'n'"),
+        ({"metadata": {"a": "\ud800"}}, "'metadata'"),
+        ({"metadata": {"\ud800": "a"}}, "'metadata'"),
+        ({"user": "\ud800"}, "'user'"),
+        ({"tools": [WEATHER | {"parameters": {"a": "\ud800"}}]}, "'tools'"),
+        ({"text": {"format": {"type": "\ud800"}}}, "'text'"),
+        ({"instructions": "\ud800"}, "'instructions'"),
         ({"stream_options": {"include_obfuscation": False}}, "'stream_options'"),
         ({"messages": []}, "messages"),
     ],
