@@ -17,9 +17,10 @@ from typing import Any, NoReturn
 from sgray.errors import InvalidRequestError
 from sgray.protocol import Grammar
 from sgray.serve.openai.schemas import Constrained, OpenAIBody
+from sgray.serve.openai.tools import ToolUse
 from sgray.serve.openai.validate import checked_text, shown, unknown_name, wrong_type, wrong_value
 from sgray.text.grammar import characters
-from sgray.text.grammar.expressions import Char, Expression, Repeat, Text, optional, sequence
+from sgray.text.grammar.expressions import Char, Expression, Repeat, Text, choice, optional, sequence
 from sgray.text.grammar.faults import GrammarFault
 from sgray.text.grammar.free_text import up_to
 from sgray.text.grammar.gbnf import gbnf_expression
@@ -74,6 +75,24 @@ def constraint_of(body: Constrained, prefix: str = "") -> Constraint | None:
         message = f"{both} both say what the answer must be; only one constraint may be given."
         raise InvalidRequestError(message, param=found[1].param, code="invalid_value")
     return found[0] if found else None
+
+
+def with_calls(constraint: Constraint | None, tools: ToolUse) -> Constraint | None:
+    """The constraint of an answer that may be, or must be, calls of tools.
+
+    Calls that are demanded leave nothing for `response_format` to hold for; where they are not, the answer is either.
+    """
+    if tools.format is None:
+        return constraint
+    if tools.is_demanded:
+        if constraint is not None and constraint.param != "response_format":
+            message = f"'tool_choice' demands a call, so '{constraint.param}' cannot hold; only one may be given."
+            raise InvalidRequestError(message, param=constraint.param, code="invalid_value")
+        return Constraint("tools", tools.calls)
+    if constraint is not None and constraint.write is not None:
+        write = constraint.write
+        return Constraint(constraint.param, lambda rules: choice((write(rules), tools.calls(rules))))
+    return Constraint("tools", tools.free_or_calls) if constraint is None and tools.is_held else constraint
 
 
 def grammar_of(constraint: Constraint, thinking: Thinking | None = None) -> Grammar:

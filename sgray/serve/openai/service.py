@@ -21,7 +21,7 @@ from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.blocks import BlockReader
 from sgray.serve.openai.chat import ChatForm
 from sgray.serve.openai.completions import CompletionForm
-from sgray.serve.openai.constraints import Thinking, constraint_of, grammar_of
+from sgray.serve.openai.constraints import Thinking, constraint_of, grammar_of, with_calls
 from sgray.serve.openai.control import Control
 from sgray.serve.openai.forms import Form, Json, RunningUsage
 from sgray.serve.openai.generation import Call, Generation
@@ -184,7 +184,7 @@ class OpenAIService:
         prompt = await self._chat_prompt(chat, tools)
         sampling = replace(sampling_params(chat, limits), logprobs=logprobs)
         reading = self._reading(chat, prompt, tools)
-        grammar = await self._grammar(chat, thinking=self._thinking(reading))
+        grammar = await self._grammar(chat, thinking=self._thinking(reading), tools=tools)
         asked = _chat_limit(chat)
         if is_capped and asked is not None:
             asked = min(asked, max(1, limits.context_length - len(prompt.tokens)))
@@ -289,7 +289,7 @@ class OpenAIService:
             keeps_aborted=True,
             salt=native.cache_salt,
             priority=native.priority,
-            grammars=[await self._grammar(one, prefix="sampling_params.") for one in given],
+            grammars=await self._native_grammars(given, is_list=isinstance(native.sampling_params, list)),
         )
         return self._answer(form, call, native.stream, has_fast_text=False)
 
@@ -357,14 +357,21 @@ class OpenAIService:
         return TextOptions(stop, include_stop=body.no_stop_trim, skip_special_tokens=body.skip_special_tokens)
 
     async def _grammar(
-        self, body: Constrained, *, prefix: str = "", thinking: Thinking | None = None
+        self, body: Constrained, *, prefix: str = "", thinking: Thinking | None = None, tools: ToolUse | None = None
     ) -> Grammar | None:
         """What the text must be, if anything; written in a thread, off the streams' way."""
         constraint = constraint_of(body, prefix)
+        constraint = constraint if tools is None else with_calls(constraint, tools)
         if constraint is None:
             return None
         self._refuse_text(constraint.param, is_asked=True)
         return await asyncio.to_thread(grammar_of, constraint, thinking)
+
+    async def _native_grammars(self, given: list[NativeSampling], *, is_list: bool) -> list[Grammar | None]:
+        """One a prompt; written once where all prompts have the same fields."""
+        if not is_list:
+            return [await self._grammar(given[0], prefix="sampling_params.")] * len(given)
+        return [await self._grammar(one, prefix=f"sampling_params[{index}].") for index, one in enumerate(given)]
 
     def _thinking(self, reading: Reading) -> Thinking | None:
         """The reasoning that an answer has before it, or may have."""

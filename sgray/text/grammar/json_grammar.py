@@ -8,7 +8,7 @@ are offered, never more: see `Strings`. Knows no schemas.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sgray.text.grammar import characters
@@ -43,20 +43,27 @@ _HEX = characters.of("0123456789abcdefABCDEF")
 _MUST_ESCAPE = characters.union(characters.of('"\\'), ((0, 0x1F),))
 _RAW = characters.complement(_MUST_ESCAPE)
 _SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+_WORDS: Mapping[bool | None, str] = {None: "null", True: "true", False: "false"}
+_PYTHON_WORDS: Mapping[bool | None, str] = {None: "None", True: "True", False: "False"}
 _QUOTE = Text('"')
 _DIGIT = Char(characters.DIGITS)
 _NOT_ZERO = Char(characters.of("123456789"))
 
 
 class Json:
-    """Writes JSON into `rules`. `blanks`: what may stand between tokens."""
+    """Writes JSON into `rules`, or with `is_python` the same values as Python's literals.
 
-    def __init__(self, rules: Rules, *, has_blanks: bool = True) -> None:
+    `avoid`: characters that do not occur in any string, but as codes.
+    """
+
+    def __init__(self, rules: Rules, *, is_python: bool = False, avoid: str = "") -> None:
         self.rules = rules
+        self._avoid = avoid
+        self._words = _PYTHON_WORDS if is_python else _WORDS
         indentation = Repeat(Char(characters.of(" \t")), 0, MAX_INDENTATION)
         spaced = choice((EMPTY, Text(" "), sequence(Text("\n"), indentation)))
-        self.blanks = rules.add(spaced, "blanks") if has_blanks else EMPTY
-        self.strings = Strings(rules)
+        self.blanks = rules.add(spaced, "blanks")
+        self.strings = Strings(rules, is_python=is_python, avoid=characters.of(avoid))
         self._any: Rule | None = None
 
     @property
@@ -77,7 +84,7 @@ class Json:
         if self._any is None:
             self._any = self.rules.reserve("any")
             options = [self.any_object(), self.any_array(), self.strings.any(), self.number()]
-            self.rules.define(self._any, choice([*options, Text("true"), Text("false"), Text("null")]))
+            self.rules.define(self._any, choice([*options, *map(Text, self._words.values())]))
         return self._any
 
     def any_object(self) -> Expression:
@@ -114,15 +121,23 @@ class Json:
             return self.enclosed("{", self._joined(members), "}")
         if isinstance(value, list):
             return self.enclosed("[", self._joined([self.fixed(item) for item in value]), "]")
+        if value is None or isinstance(value, bool):
+            return Text(self._words[value])
         if isinstance(value, float) and value == int(value):
             return choice((Text(str(int(value))), Text(spelled(value))))
-        return Text(spelled(value))
+        return Text(self._spelled(value))
 
     def one_of(self, values: Sequence[Any]) -> Expression:
         """Any of several values; strings that begin alike share their beginnings."""
-        texts = [spelled(value) for value in values if isinstance(value, str)]
+        texts = [self._spelled(value) for value in values if isinstance(value, str)]
         others = [self.fixed(value) for value in values if not isinstance(value, str)]
         return choice([*others, self.shared(texts)])
+
+    def _spelled(self, value: Any) -> str:
+        text = spelled(value)
+        for sign in self._avoid:
+            text = text.replace(sign, f"\\u{ord(sign):04x}")
+        return text
 
     def _joined(self, parts: list[Expression]) -> Expression:
         joined: list[Expression] = []
@@ -154,8 +169,11 @@ class Strings:
     and its long counted parts without escapes.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, *, is_python: bool = False, avoid: Ranges = characters.NOTHING) -> None:
         self._rules = rules
+        self._avoid = avoid
+        self._raw = characters.difference(_RAW, avoid)
+        self._short = characters.of('"\\bfnrt' + ("" if is_python else "/"))
         self._counted: dict[tuple[int, int | None], Expression] = {}
         self._rest: Rule | None = None
 
@@ -171,7 +189,7 @@ class Strings:
 
     def matching(self, tree: Expression) -> Expression:
         """A string whose whole value a tree without anchors describes."""
-        return sequence(_QUOTE, spelling(tree), _QUOTE)
+        return sequence(_QUOTE, spelling(tree, self._avoid), _QUOTE)
 
     def accepted(self, automaton: Automaton) -> Expression:
         """A string whose value an automaton accepts."""
@@ -184,7 +202,7 @@ class Strings:
                 self._rules.define(rule, self._free())
                 continue
             for target, given in edges.items():
-                options += [sequence(option, states[target]) for option in spellings(given)]
+                options += [sequence(option, states[target]) for option in spellings(given, self._avoid)]
             self._rules.define(rule, choice(options))
         return sequence(_QUOTE, states[0])
 
@@ -198,8 +216,8 @@ class Strings:
     def _then(self, rest: Expression) -> list[Expression]:
         """One character, however it is spelled, and then the rest."""
         return [
-            sequence(Char(_RAW), rest),
-            sequence(Text("\\"), Char(characters.of('"\\/bfnrt')), rest),
+            sequence(Char(self._raw), rest),
+            sequence(self._escape(), rest),
             sequence(Text("\\u"), self._code(), rest),
         ]
 
@@ -215,6 +233,10 @@ class Strings:
         high = sequence(halves, Char(characters.of("89abAB")), digit, digit)
         low = sequence(halves, Char(characters.of("cdefCDEF")), digit, digit)
         return self._rules.add(choice((plain, sequence(high, Text("\\u"), low))), "code")
+
+    def _escape(self) -> Expression:
+        """A character that has an escape of one letter."""
+        return sequence(Text("\\"), Char(self._short))
 
     def _sized(self, least: int, most: int | None) -> Expression:
         if (least, most) == (0, None):
@@ -232,21 +254,17 @@ class Strings:
         if 0 < least <= EXACT_CHARS:
             return self._then(self._sized(least - 1, None if most is None else most - 1))
         if most is None:
-            raw = Repeat(Char(_RAW), least, None)
-            return [sequence(raw, _QUOTE), sequence(raw, _escape(), self._free())]
+            raw = Repeat(Char(self._raw), least, None)
+            return [sequence(raw, _QUOTE), sequence(raw, self._escape(), self._free())]
         if most <= EXACT_CHARS:
             return [_QUOTE, *self._then(self._sized(0, most - 1))]
-        options = [sequence(Repeat(Char(_RAW), least, most), _QUOTE)]
+        options = [sequence(Repeat(Char(self._raw), least, most), _QUOTE)]
         taken = max(EXACT_CHARS, -(-(most - least) // _STEPS))
         while least + taken <= most:  # an escape counts as the rest of its step
-            before = Repeat(Char(_RAW), least, least + taken - 1)
-            options.append(sequence(before, _escape(), self._sized(0, most - least - taken)))
+            before = Repeat(Char(self._raw), least, least + taken - 1)
+            options.append(sequence(before, self._escape(), self._sized(0, most - least - taken)))
             taken *= 2
         return options
-
-
-def _escape() -> Expression:
-    return sequence(Text("\\"), Char(characters.of('"\\/bfnrt')))
 
 
 def spelled(value: Any) -> str:
@@ -261,8 +279,9 @@ def spelled(value: Any) -> str:
     return text
 
 
-def spellings(given: Ranges) -> list[Expression]:
-    """The characters of a set inside a JSON string, each spelled in one way."""
+def spellings(given: Ranges, avoid: Ranges = characters.NOTHING) -> list[Expression]:
+    """The characters of a set inside a JSON string, each spelled in one way; those to avoid are left out."""
+    given = characters.difference(given, avoid)
     raw, escaped = characters.intersection(given, _RAW), characters.difference(given, _RAW)
     options: list[Expression] = [Char(raw)] if raw else []
     short = "".join(sign for char, sign in _SHORT.items() if characters.contains(escaped, char))
@@ -276,21 +295,22 @@ def spellings(given: Ranges) -> list[Expression]:
     return options
 
 
-def spelling(tree: Expression) -> Expression:
+def spelling(tree: Expression, avoid: Ranges = characters.NOTHING) -> Expression:
     """What a tree without anchors and rules describes, as the inside of a JSON string."""
     match tree:
         case Text(text):
-            return Text(spelled(text)[1:-1])
+            return sequence(*(choice(spellings(characters.of(sign), avoid)) for sign in text))
         case Char(given):
-            return choice(spellings(given))
+            return choice(spellings(given, avoid))
         case Row(parts):
-            return sequence(*(spelling(part) for part in parts))
+            return sequence(*(spelling(part, avoid) for part in parts))
         case Choice(options):
-            return choice(spelling(option) for option in options)
+            return choice(spelling(option, avoid) for option in options)
         case Repeat(part, least, most):
             is_long = max(least, most or 0) > EXACT_CHARS
-            raw = characters.intersection(part.ranges, _RAW) if isinstance(part, Char) else characters.NOTHING
-            return Repeat(Char(raw) if raw and is_long else spelling(part), least, most)
+            plain = characters.difference(_RAW, avoid)
+            raw = characters.intersection(part.ranges, plain) if isinstance(part, Char) else characters.NOTHING
+            return Repeat(Char(raw) if raw and is_long else spelling(part, avoid), least, most)
     raise ValueError(f"{tree} is no tree of plain characters")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sgray.text.grammar.expressions import (
     EMPTY,
     NEVER,
@@ -9,11 +11,11 @@ from sgray.text.grammar.expressions import (
     Expression,
     Repeat,
     Rule,
-    Sequence,
     choice,
     sequence,
     write,
 )
+from sgray.text.grammar.expressions import Sequence as Row
 from sgray.text.grammar.faults import GrammarFault
 
 MAX_RULES = 20_000
@@ -48,6 +50,11 @@ class Rules:
             self._known[body] = rule
         return self._known[body]
 
+    def ends(self, expressions: Sequence[Expression]) -> list[bool]:
+        """Which of the expressions some text completes."""
+        finite = _finite(self._bodies)
+        return [_ends(expression, finite) for expression in expressions]
+
     def grammar(self, root: Expression) -> str | None:
         """The grammar in GBNF, `root` first; None where no text ends it.
 
@@ -81,7 +88,7 @@ def _ends(body: Expression, finite: set[str]) -> bool:
     match body:
         case Rule(name):
             return name in finite
-        case Sequence(parts):
+        case Row(parts):
             return all(_ends(part, finite) for part in parts)
         case Choice(options):
             return any(_ends(option, finite) for option in options)
@@ -94,7 +101,7 @@ def _pruned(body: Expression, finite: set[str]) -> Expression:
     match body:
         case Choice(options):
             return choice(_pruned(option, finite) for option in options if _ends(option, finite))
-        case Sequence(parts):
+        case Row(parts):
             return sequence(*(_pruned(part, finite) for part in parts))
         case Repeat(part, least, most):
             return Repeat(_pruned(part, finite), least, most) if _ends(part, finite) else EMPTY
@@ -105,7 +112,7 @@ def _names(body: Expression) -> list[str]:
     match body:
         case Rule(name):
             return [name]
-        case Sequence(parts) | Choice(parts):
+        case Row(parts) | Choice(parts):
             return [name for part in parts for name in _names(part)]
         case Repeat(part, _, _):
             return _names(part)

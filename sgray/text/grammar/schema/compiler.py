@@ -13,8 +13,9 @@ The order of the modules: `document` reads, `branches` resolves combinations, th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -38,15 +39,19 @@ from sgray.text.grammar.faults import GrammarFault
 from sgray.text.grammar.json_grammar import Json
 from sgray.text.grammar.rules import Rules
 from sgray.text.grammar.schema import numbers
-from sgray.text.grammar.schema.branches import Branch, Branches, Places
+from sgray.text.grammar.schema.branches import TYPES, Branch, Branches, Places
 from sgray.text.grammar.schema.document import Document, below
 from sgray.text.grammar.schema.formats import REFUSED, format_tree
-from sgray.text.grammar.schema.values import key
+from sgray.text.grammar.schema.values import key, types_of
 
 MAX_UNIQUE = 6
 MAX_DIVISOR = 200
 MAX_PATTERNS = 4
 _MAX_NAME_STEPS = 24
+
+
+WriteMember = Callable[["SchemaWriter", str, Places], Expression]
+"""Writes a member of a name, whose value meets the schemas at the places."""
 
 
 def compile_schema(schema: Any) -> str:
@@ -60,8 +65,25 @@ def compile_schema(schema: Any) -> str:
 
 def schema_expression(schema: Any, json: Json) -> Expression:
     """The values that meet a schema, written into the rules of `json`."""
+    return _guarded(lambda: SchemaWriter(schema, json).value(("#",)))
+
+
+def object_expression(schema: Any, json: Json) -> Expression:
+    """The objects that meet a schema."""
+    return _guarded(lambda: SchemaWriter(schema, json).value_of(("#",), frozenset(("object",))))
+
+
+def members_expression(schema: Any, json: Json, write: WriteMember, comma: Expression) -> Expression:
+    """The members of the objects that meet a schema, each as `write` has it, `comma` between them.
+
+    Members that are not declared do not occur.
+    """
+    return _guarded(lambda: SchemaWriter(schema, json).members(write, comma))
+
+
+def _guarded(write: Callable[[], Expression]) -> Expression:
     try:
-        return _Writer(Document(schema), json).value(("#",))
+        return write()
     except RecursionError:
         raise GrammarFault("#", "its parts lie in each other too deeply, or references lead to themselves") from None
 
@@ -74,16 +96,16 @@ class Members:
     other: Expression
     least: int
     most: int | None
+    comma: Expression
     repeats: bool
     """Those of an object: any may be missing, and of the others, which may be one again and again, one alone counts."""
 
 
-class _Writer:
-    """Writes the values of one document."""
+class SchemaWriter:
+    """Writes the values of one schema."""
 
-    def __init__(self, document: Document, json: Json) -> None:
-        self.document = document
-        self.branches = Branches(document)
+    def __init__(self, schema: Any, json: Json) -> None:
+        self.branches = Branches(Document(schema))
         self.json = json
         self._known: dict[Places, Rule] = {}
 
@@ -101,16 +123,57 @@ class _Writer:
             self.json.rules.define(rule, choice(self._branch(one) for one in self.branches.of(telling)))
         return self._known[telling]
 
-    def _branch(self, branch: Branch) -> Expression:
+    def value_of(self, places: Places, allowed: frozenset[str]) -> Expression:
+        """The values of the allowed types that meet the schemas at all places."""
+        return choice(self._branch(one, allowed) for one in self.branches.of(places))
+
+    def members(self, write: WriteMember, comma: Expression) -> Expression:
+        """See `members_expression`."""
+        options: list[Expression] = []
+        for branch in self.branches.of(("#",)):
+            if "object" not in self.branches.types(branch):
+                continue
+            least, most = self._range(branch, "minProperties", "maxProperties")
+            listed = self._listed(branch, lambda name, places: write(self, name, places))
+            if listed is not None and (most is None or least <= most):
+                empty, some = self._first(Members(listed, NEVER, least, most, comma, repeats=True))
+                options += [some] if some != NEVER else []
+                options += [EMPTY] if empty else []
+        return choice(options)
+
+    def texts(self, places: Places, mark: str) -> Expression:
+        """The strings that meet the schemas at all places, as they are and without a mark in them."""
+        options: list[Expression] = []
+        for branch in self.branches.of(places):
+            values = self.branches.values(branch)
+            if values is not None:
+                options += [Text(value) for value in values if isinstance(value, str) and mark not in value]
+            elif "string" in self.branches.types(branch):
+                place = branch.places[0] if branch.places else "#"
+                options.append(self._located(place, partial(self._text, branch, mark)))
+        return choice(options)
+
+    def _text(self, branch: Branch, mark: str) -> Expression:
+        least, most = self._range(branch, "minLength", "maxLength")
+        trees = self._patterns(branch)
+        if not trees and (least, most) != (0, None):
+            return Repeat(Char(characters.complement(characters.of(mark[0]))), least, most)
+        machines: list[Machine] = [Pattern(tree, is_search=is_search) for tree, is_search in trees]
+        machines += [Length(least, most)] if (least, most) != (0, None) else []
+        without = Without(Pattern(Text(mark), is_search=True))
+        return regex.automaton_expression(automaton([*machines, without]), self.json.rules)
+
+    def _branch(self, branch: Branch, allowed: frozenset[str] = TYPES) -> Expression:
         place = branch.places[0] if branch.places else "#"
-        types = self.branches.types(branch)
+        types = self.branches.types(branch) & allowed
         values = self.branches.values(branch)
         if values is not None:
-            return self._located(place, lambda: self.json.one_of(values))
+            kept = [value for value in values if types_of(value) & allowed]
+            return self._located(place, lambda: self.json.one_of(kept))
         if branch.unless:
             raise GrammarFault(place, "this branch of oneOf cannot be told apart from the others")
-        options: list[Expression] = [Text("null")] if "null" in types else []
-        options += [Text("true"), Text("false")] if "boolean" in types else []
+        options: list[Expression] = [self.json.fixed(None)] if "null" in types else []
+        options += [self.json.fixed(True), self.json.fixed(False)] if "boolean" in types else []
         if "integer" in types:
             options.append(self._located(place, lambda: self._number(branch, is_whole="number" not in types)))
         if "string" in types:
@@ -217,7 +280,7 @@ class _Writer:
         places = self.branches.item(branch, count) if is_open and (most is None or most > count) else None
         if any(value for _, value in self._schemas(branch, "uniqueItems")) and (most is None or most > 1):
             return self._unique(branch, places, count, least, most)
-        members = Members(tuple(listed), self.value(places), least, most, repeats=False)
+        members = Members(tuple(listed), self.value(places), least, most, self.json.comma, repeats=False)
         return self._enclosed("[", members, "]")
 
     def _unique(self, branch: Branch, places: Places | None, count: int, least: int, most: int | None) -> Expression:
@@ -247,18 +310,31 @@ class _Writer:
 
     def _object(self, branch: Branch) -> Expression:
         least, most = self._range(branch, "minProperties", "maxProperties")
+        listed = self._listed(branch, lambda name, places: self.json.member(self.json.fixed(name), self.value(places)))
+        if listed is None:
+            return NEVER
+        names = list({*self._names(branch), *branch.forbidden})
+        other = self._others(branch, names, is_needed=least > len(listed))
+        return self._enclosed("{", Members(listed, other, least, most, self.json.comma, repeats=True), "}")
+
+    def _names(self, branch: Branch) -> dict[str, None]:
+        """The declared members, and then those that must be there."""
         names = dict.fromkeys(name for _, found in self._schemas(branch, "properties") for name in found)
-        names |= dict.fromkeys(sorted(branch.required - set(names)))
+        return names | dict.fromkeys(sorted(branch.required - set(names)))
+
+    def _listed(
+        self, branch: Branch, write: Callable[[str, Places], Expression]
+    ) -> tuple[tuple[Expression, bool], ...] | None:
+        """The members of `_names`, each with whether it must be there; None where one must that cannot."""
         listed = []
-        for name in names:
-            value = self.value(self.branches.member(branch, name))
-            is_required = name in branch.required
+        for name in self._names(branch):
+            places = self.branches.member(branch, name)
+            value = NEVER if places is None else write(name, places)
             if value != NEVER:
-                listed.append((self.json.member(self.json.fixed(name), value), is_required))
-            elif is_required:
-                return NEVER
-        other = self._others(branch, list({*names, *branch.forbidden}), is_needed=least > len(listed))
-        return self._enclosed("{", Members(tuple(listed), other, least, most, repeats=True), "}")
+                listed.append((value, name in branch.required))
+            elif name in branch.required:
+                return None
+        return tuple(listed)
 
     def _others(self, branch: Branch, names: Sequence[str], *, is_needed: bool) -> Expression:
         """A member that is not declared."""
@@ -364,7 +440,7 @@ class _Writer:
     ) -> Expression:
         """One more member and the rest, or the rest alone; `count` members are there before."""
         has_room = members.most is None or count < members.most
-        comma = self.json.comma if count else EMPTY
+        comma = members.comma if count else EMPTY
         taken = sequence(comma, item, rows[min(count + 1, cap)]) if has_room else NEVER
         if is_required:
             return taken
@@ -379,7 +455,7 @@ class _Writer:
         may_end = lacking == 0 and count > 0
         if members.other == NEVER or (room is not None and room <= 0) or (members.repeats and lacking > 1):
             return EMPTY if may_end else NEVER
-        following = self.json.rules.add(sequence(self.json.comma, members.other), "more")
+        following = self.json.rules.add(sequence(members.comma, members.other), "more")
         if count:
             return Repeat(following, lacking, room)
         rest = None if room is None else room - 1
