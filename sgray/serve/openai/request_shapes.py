@@ -135,7 +135,7 @@ Stop = StopText | list[StopText]
 Texts = str | Annotated[list[str], Field(min_length=1)]
 Ids = TokenIds | Annotated[list[TokenIds], Field(min_length=1)]
 Prompt = Texts | Ids
-ToolChoice = Literal["auto", "none"]
+ToolChoice = Literal["auto", "none", "required"] | dict[str, Any]
 Counts = Annotated[int, Field(ge=0, le=20)] | list[Annotated[int, Field(ge=0, le=20)]]
 Starts = Annotated[int, Field(ge=-1)] | list[Annotated[int, Field(ge=-1)]]
 TemplateVariables = dict[str, bool | int | float | str]

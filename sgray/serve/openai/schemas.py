@@ -102,7 +102,7 @@ class ChatBody(OpenAIBody):
         default_factory=list, description="Needs api.tool_call_parser."
     )
     tool_choice: Annotated[Any, Like(shapes.ToolChoice)] = Field(
-        None, description='"auto" or "none", which hides the tools.'
+        None, description='"none" hides the tools; an object names one, or those that are allowed.'
     )
     parallel_tool_calls: bool = Field(True, description="False: the first call alone is returned.")
     separate_reasoning: bool | None = Field(None, description="False: reasoning stays in the content. See the next.")
