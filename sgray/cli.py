@@ -6,6 +6,7 @@ Light on purpose: torch, transformers and Ray are imported by the command that n
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -112,6 +113,8 @@ def _add_config(commands: Commands) -> None:
     add_config_flags(show)
     explain = _command(actions, "explain", _explain, "what a leaf is, its type, its default and when to change it")
     explain.add_argument("leaf", nargs="?", help="section.name or name; all leaves without it")
+    api = _command(actions, "api", _show_api, "the HTTP API: every route, body and answer, as the page docs/api.md")
+    api.add_argument("--json", action="store_true", help="as OpenAPI 3.1, which a server has at /openapi.json")
 
 
 def _add_bench(commands: Commands) -> None:
@@ -193,6 +196,16 @@ def _show(arguments: argparse.Namespace) -> int:
 def _explain(arguments: argparse.Namespace) -> int:
     chosen = list(leaves()) if arguments.leaf is None else [leaf_named(arguments.leaf)]
     print("\n\n".join(explanation(leaf) for leaf in chosen))
+    return 0
+
+
+def _show_api(arguments: argparse.Namespace) -> int:
+    from sgray.serve.openai.api_page import page
+    from sgray.serve.openai.app import ROUTES
+    from sgray.serve.openai.openapi import document
+
+    api = document(ROUTES)
+    print(json.dumps(api, indent=2) if arguments.json else page(api), end="\n" if arguments.json else "")
     return 0
 
 

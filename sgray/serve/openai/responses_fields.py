@@ -5,6 +5,7 @@ Fields that OpenAI defines and sgray cannot honour are in `UNSUPPORTED_RESPONSES
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from pydantic import Field
@@ -17,6 +18,7 @@ from sgray.serve.openai.sse import encode_json
 from sgray.serve.openai.translation import Names
 from sgray.serve.openai.validate import (
     Unsupported,
+    check_texts,
     checked_text,
     missing,
     parse_body,
@@ -129,6 +131,10 @@ _TOOL_UNSUPPORTED: Unsupported = {
 }
 
 
+_RETURNED = ("metadata", "prompt_cache_key", "reasoning", "safety_identifier", "text", "tool_choice", "tools", "user")
+"""Fields that come back in the response; instructions and input are checked as they are read."""
+
+
 def parse_responses(body: object) -> ResponsesBody:
     """A checked body; raises InvalidRequestError that names the first wrong place, but for what chat checks."""
     given = parse_body(ResponsesBody, without_unsupported(body, UNSUPPORTED_RESPONSES))
@@ -136,6 +142,8 @@ def parse_responses(body: object) -> ResponsesBody:
         _check_text(name, given.model_dump(include={name}))
     if given.n != 1:
         wrong_value("n", "n", "a response is one answer; call again for another.")
+    for name in _RETURNED:
+        check_texts(name, name, body[name] if isinstance(body, Mapping) and name in body else None)
     for index, name in enumerate(given.include):
         if name not in INCLUDED:
             reason = f"{shown(name)} is not made here; {', '.join(INCLUDED)} may stand here."

@@ -6,9 +6,12 @@ names are unknown. A null field counts as left out. Fields marked "ignored" chan
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from sgray.serve.openai import request_shapes as shapes
+from sgray.serve.openai.request_shapes import Like
 
 MAX_TOP_LOGPROBS = 20
 INT64 = 2**63
@@ -30,7 +33,16 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = Field(None, description="Only false: chunks are never padded.")
 
 
-class Sampling(Body):
+class Constrained(Body):
+    """What the text must be, with SGLang's names; one of them, and none of the others that a body may have."""
+
+    regex: str | None = Field(None, description="The whole text matches it.")
+    ebnf: str | None = Field(None, description="A grammar in GBNF whose root is called root.")
+    json_schema: Annotated[Any, Like(shapes.JsonSchema)] = Field(None, description="A JSON schema, also as a string.")
+    structural_tag: Annotated[Any, Like(shapes.Tag)] = Field(None, description="A structural tag, also as a string.")
+
+
+class Sampling(Constrained):
     """How tokens are drawn and where the text ends: the same fields in every form."""
 
     n: int = Field(1, ge=1)
@@ -41,8 +53,10 @@ class Sampling(Body):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=2)
-    logit_bias: dict[Any, Any] = Field(default_factory=dict, description="Token id to a number in [-100, 100].")
-    stop: Any = Field(None, description="A string, or an array of strings.")
+    logit_bias: Annotated[dict[Any, Any], Like(shapes.LogitBias)] = Field(
+        default_factory=dict, description="Token id to a number in [-100, 100]."
+    )
+    stop: Annotated[Any, Like(shapes.Stop)] = Field(None, description="A string, or an array of strings.")
     stop_token_ids: list[int] = Field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -58,7 +72,19 @@ class OpenAIBody(Sampling):
     seed: int | None = Field(None, ge=-INT64, lt=INT64, description="Choice i of a prompt uses seed + i.")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    response_format: Any = Field(None, description='Only {"type": "text"} so far.')
+    response_format: Annotated[Any, Like(shapes.ResponseFormat)] = Field(
+        None, description='Type "text", "json_object", "json_schema" or "structural_tag".'
+    )
+    guided_json: Annotated[Any, Like(shapes.JsonSchema)] = Field(None, description="vLLM's name of json_schema.")
+    guided_regex: str | None = Field(None, description="vLLM's name of regex.")
+    guided_choice: Annotated[Any, Like(shapes.Choices)] = Field(
+        None, description="An array of strings, of which the text is one."
+    )
+    guided_grammar: str | None = Field(None, description="vLLM's name of ebnf.")
+    structured_outputs: Annotated[Any, Like(shapes.StructuredOutputs)] = Field(
+        None,
+        description="vLLM's newer form: json, regex, choice, grammar, json_object or structural_tag in an object.",
+    )
     user: str = Field("", description="Ignored: names the end user for the provider's abuse watch.")
     include_stop_str_in_output: bool = Field(False, description="vLLM's name of no_stop_trim.")
     cache_salt: str = Field("", max_length=256, description="Callers with different salts share no cached prefix.")
@@ -68,12 +94,16 @@ class OpenAIBody(Sampling):
 class ChatBody(OpenAIBody):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], Like(shapes.Messages)] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[dict[str, Any]] = Field(default_factory=list, description="Needs api.tool_call_parser.")
-    tool_choice: Any = Field(None, description='"auto" or "none", which hides the tools.')
+    tools: Annotated[list[dict[str, Any]], Like(shapes.Tools)] = Field(
+        default_factory=list, description="Needs api.tool_call_parser."
+    )
+    tool_choice: Annotated[Any, Like(shapes.ToolChoice)] = Field(
+        None, description='"none" hides the tools; an object names one, or those that are allowed.'
+    )
     parallel_tool_calls: bool = Field(True, description="False: the first call alone is returned.")
     separate_reasoning: bool | None = Field(None, description="False: reasoning stays in the content. See the next.")
     stream_reasoning: bool = Field(True, description="False: reasoning comes in one piece. Needs api.reasoning_parser.")
@@ -90,7 +120,7 @@ class ChatBody(OpenAIBody):
 class CompletionBody(OpenAIBody):
     """POST /v1/completions."""
 
-    prompt: Any
+    prompt: Annotated[Any, Like(shapes.Prompt)]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = Field(None, ge=1, description="Only the value of n: all choices are returned.")
@@ -107,14 +137,20 @@ class NativeSampling(Sampling):
 class NativeBody(Body):
     """POST /generate: exactly one of `text` and `input_ids`, each one prompt or an array of them."""
 
-    text: Any = None
-    input_ids: Any = None
-    sampling_params: Any = Field(None, description="An object, or an array of them, one a prompt.")
-    rid: Any = Field(None, description="The call's name for /abort_request, or an array of them, one a prompt.")
+    text: Annotated[Any, Like(shapes.Texts)] = None
+    input_ids: Annotated[Any, Like(shapes.Ids)] = None
+    sampling_params: Annotated[Any, Like(NativeSampling | list[NativeSampling])] = Field(
+        None, description="An object, or an array of them, one a prompt."
+    )
+    rid: Annotated[Any, Like(str | list[str])] = Field(
+        None, description="The call's name for /abort_request, or an array of them, one a prompt."
+    )
     stream: bool = False
-    return_logprob: Any = Field(False, description="Also an array, one a prompt; so the next two.")
-    top_logprobs_num: Any = Field(0, description="Best alternatives beside each token.")
-    logprob_start_len: Any = Field(
+    return_logprob: Annotated[Any, Like(bool | list[bool])] = Field(
+        False, description="Also an array, one a prompt; so the next two."
+    )
+    top_logprobs_num: Annotated[Any, Like(shapes.Counts)] = Field(0, description="Best alternatives beside each token.")
+    logprob_start_len: Annotated[Any, Like(shapes.Starts)] = Field(
         -1, description="First prompt token whose logprob is wanted; -1: those of the answer alone."
     )
     return_text_in_logprobs: bool = Field(False, description="The text of each token beside its id, else null.")
@@ -126,13 +162,13 @@ class TokenizeBody(Body):
     """POST /tokenize: a prompt, or messages with what a chat call would send beside them."""
 
     model: str | None = None
-    prompt: Any = Field(None, description="A string, or an array of strings.")
-    messages: Any = None
+    prompt: Annotated[Any, Like(shapes.Texts)] = Field(None, description="A string, or an array of strings.")
+    messages: Annotated[Any, Like(shapes.Messages)] = None
     add_special_tokens: bool | None = Field(None, description="What the tokenizer adds to a prompt; true if unset.")
-    add_generation_prompt: Any = None
-    continue_final_message: Any = None
-    chat_template_kwargs: Any = None
-    tools: Any = None
+    add_generation_prompt: Annotated[Any, Like(bool)] = None
+    continue_final_message: Annotated[Any, Like(bool)] = None
+    chat_template_kwargs: Annotated[Any, Like(shapes.TemplateVariables)] = None
+    tools: Annotated[Any, Like(shapes.Tools)] = None
     return_token_strs: bool = False
 
 
@@ -140,7 +176,7 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Any
+    tokens: Annotated[Any, Like(list[shapes.TokenId] | list[list[shapes.TokenId]])]
     skip_special_tokens: bool = True
 
 
@@ -148,9 +184,9 @@ class ScoreBody(Body):
     """POST /v1/score: texts, or token ids, for query and items alike."""
 
     model: str | None = None
-    query: Any
-    items: Any
-    label_token_ids: Any
+    query: Annotated[Any, Like(str | shapes.TokenIds)]
+    items: Annotated[Any, Like(shapes.Prompt)]
+    label_token_ids: Annotated[Any, Like(shapes.TokenIds)]
     apply_softmax: bool = Field(False, description="Shares of the labels alone instead of probabilities.")
     item_first: bool = False
     user: str = Field("", description="Ignored, as in calls.")
@@ -163,7 +199,6 @@ class AbortBody(Body):
     abort_all: bool = False
 
 
-STRUCTURED = "structured output is not supported yet"
 TEXT_ONLY = "the models served here read text alone"
 TRANSFER = "prompts are not computed on other replicas than answers"
 
@@ -182,14 +217,6 @@ UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "verbosity": (("medium",), "verbosity cannot be set"),
     "web_search_options": ((), "there is no web search"),
     "suffix": (("",), "text cannot be inserted before a suffix"),
-    "regex": ((), STRUCTURED),
-    "ebnf": ((), STRUCTURED),
-    "json_schema": ((), STRUCTURED),
-    "structural_tag": ((), STRUCTURED),
-    "guided_json": ((), STRUCTURED),
-    "guided_regex": ((), STRUCTURED),
-    "guided_choice": ((), STRUCTURED),
-    "guided_grammar": ((), STRUCTURED),
 }
 """Known fields that cannot be honoured: the values that ask for nothing, and the reason for refusing the others."""
 
@@ -227,10 +254,6 @@ NATIVE_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
 """The same for the native form, whose fields are SGLang's."""
 
 NATIVE_SAMPLING_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
-    "json_schema": ((), STRUCTURED),
-    "regex": ((), STRUCTURED),
-    "ebnf": ((), STRUCTURED),
-    "structural_tag": ((), STRUCTURED),
     "stop_regex": (([],), "patterns that end an answer are not supported; use stop"),
     "beam_width": ((1,), "there is no beam search; use n"),
     "spaces_between_special_tokens": ((True,), "text is exactly what the tokens say"),

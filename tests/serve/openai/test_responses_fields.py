@@ -6,6 +6,7 @@ As for chat: honoured means that the engine's request or the answer differs; wha
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing
 from typing import Any
 
@@ -168,3 +169,23 @@ def _literals(hint: Any) -> set[Any]:
     if typing.get_origin(hint) is typing.Literal:
         return set(inner)
     return {value for one in inner for value in _literals(one)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("user", "\ud800"),
+        ("metadata", {"a": "x\udfff"}),
+        ("metadata", {"\udc00": "a"}),
+        ("safety_identifier", "\ud800"),
+        ("prompt_cache_key", "\ud800"),
+        ("tools", [FUNCTION | {"description": "\ud800"}]),
+        ("tools", [FUNCTION | {"parameters": {"properties": {"\ud800": {}}}}]),
+        ("text", {"format": {"type": "json_schema", "name": "a", "schema": {"const": ["\ud800"]}}}),
+    ],
+)
+async def test_half_a_surrogate_pair_in_what_would_come_back_is_refused(http, name, value, stream):
+    raw = json.dumps({"model": MODEL, "input": "hi", "stream": stream, name: value})
+    response = await http.post(PATH, content=raw, headers={"content-type": "application/json"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, name), response.text
