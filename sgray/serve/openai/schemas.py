@@ -117,6 +117,9 @@ class NativeBody(Body):
     logprob_start_len: Any = Field(
         -1, description="First prompt token whose logprob is wanted; -1: those of the answer alone."
     )
+    token_ids_logprob: Any = Field(
+        None, description="Token ids whose logprobs come with each token's, or an array of such arrays, one a prompt."
+    )
     return_text_in_logprobs: bool = Field(False, description="The text of each token beside its id, else null.")
     cache_salt: str = Field("", max_length=256)
     priority: int = Field(0, ge=-(2**31), lt=2**31)
@@ -200,7 +203,6 @@ NATIVE_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "audio_data": (([],), TEXT_ONLY),
     "mm_hashes": (([],), TEXT_ONLY),
     "modalities": (([], ["text"]), TEXT_ONLY),
-    "token_ids_logprob": (([],), "logprobs of chosen ids are not made yet; top_logprobs_num gives the best ones"),
     "return_hidden_states": ((False,), "hidden states are not given out"),
     "return_routed_experts": ((False,), "there are no experts"),
     "return_sampling_mask": ((False,), "the mask of sampling is not given out"),

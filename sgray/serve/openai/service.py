@@ -203,7 +203,7 @@ class OpenAIService:
         given = parse_sampling(native, count)
         n = checked_n(given[0].n, len(prompts), limits, "sampling_params.n")
         names = name_answers(native.rid, count, n)
-        asks = parse_logprobs(native, count, [len(prompt.tokens) for prompt in prompts])
+        asks = parse_logprobs(native, count, [len(prompt.tokens) for prompt in prompts], limits.vocab_size)
         is_list = count is not None or n > 1
         form = NativeForm(names.answers, asks, self._tokenizer, is_list, native.return_text_in_logprobs)
         call = Call(

@@ -248,6 +248,24 @@ async def test_pub_049_and_pub_050_native_prompt_logprobs_are_those_of_an_echo_w
     assert echo["token_logprobs"][0] is None
 
 
+async def test_logprobs_of_chosen_ids_are_those_of_the_alternatives_whatever_is_cached(api):
+    prompt = [2500 + (7 * index) % 300 for index in range(60)]
+    fields = {"input_ids": prompt, "text": ..., "return_logprob": True, "sampling_params": {"max_new_tokens": 2}}
+    first = (await api.answer(NATIVE, **fields, top_logprobs_num=4, logprob_start_len=40))["meta_info"]
+    best = [token for _, token, _ in first["input_top_logprobs"][10]]
+    for start in (40, 0):
+        asked = {"logprob_start_len": start, "token_ids_logprob": [*best, 0]}
+        meta = (await api.answer(NATIVE, **fields, **asked))["meta_info"]
+        found = meta["input_token_ids_logprobs"][40 - start :][10]
+        assert [token for _, token, _ in found] == [*best, 0]
+        for own, top in zip(found, first["input_top_logprobs"][10], strict=False):
+            assert abs(own[0] - top[0]) < 1e-4
+        assert len(meta["input_token_ids_logprobs"]) == len(prompt) - start
+        assert [len(row) for row in meta["output_token_ids_logprobs"]] == [5, 5]
+        assert (meta["cached_tokens"] > 0) == (start == 40)
+    assert meta["input_token_ids_logprobs"][0] is None
+
+
 async def test_pub_051_streamed_native_logprobs_equal_whole_ones(api):
     sampling = {"temperature": 0, "max_new_tokens": 10}
     fields = {"sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 3, "logprob_start_len": 0}
