@@ -32,6 +32,7 @@ ToolCallParser = Literal[
     "deepseekv3",
     "deepseekv31",
     "glm45",
+    "gpt-oss",
     "hermes",
     "kimi_k2",
     "llama3",
@@ -41,7 +42,9 @@ ToolCallParser = Literal[
     "qwen25",
     "qwen3_coder",
 ]
-ReasoningParser = Literal["deepseek-r1", "deepseek-v3", "glm45", "kimi", "kimi_k2", "qwen3", "qwen3-thinking"]
+ReasoningParser = Literal[
+    "deepseek-r1", "deepseek-v3", "glm45", "gpt-oss", "kimi", "kimi_k2", "qwen3", "qwen3-thinking"
+]
 
 
 class Section(BaseModel):

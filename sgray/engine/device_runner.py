@@ -263,8 +263,8 @@ class DeviceRunner:
         if any(num_ids):
             padded = [token for own in ids for token in (*own, *[0] * (max(num_ids) - len(own)))]
             of_ids_RM = self._to_host(id_logprobs(logits_RV, self._on_device(padded).view(len(ids), -1)))
-        found = (self._to_host(tensor) for tensor in token_logprobs(logits_RV, tokens_R, num_top))
-        return Alternatives(*found, num_ids, of_ids_RM)
+        chosen_R, ids_RN, values_RN = map(self._to_host, token_logprobs(logits_RV, tokens_R, num_top))
+        return Alternatives(chosen_R, ids_RN, values_RN, num_ids, of_ids_RM)
 
     def _to_host(self, values: Tensor) -> Tensor:
         is_pinned = self._device.type == "cuda"

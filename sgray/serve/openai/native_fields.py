@@ -87,19 +87,21 @@ def parse_sampling(native: NativeBody, num_prompts: int | None) -> list[NativeSa
 
 
 def parse_logprobs(
-    native: NativeBody, num_prompts: int | None, lengths: list[int], vocab_size: int
+    native: NativeBody, given: list[NativeSampling], num_prompts: int | None, lengths: list[int], vocab_size: int
 ) -> list[LogprobAsk]:
-    """What is asked of logprobs, for each prompt; `lengths` are the prompts', in tokens."""
+    """What is asked of logprobs, for each prompt; `given` and `lengths` (in tokens) are the prompts'."""
 
     def top(value: object, place: str) -> int:
         return _whole(value, "top_logprobs_num", place, 0, MAX_TOP_LOGPROBS)
 
-    def start(value: object, place: str) -> int:
-        return _whole(value, "logprob_start_len", place, -1, max(lengths))
+    def start(value: object, place: str) -> int | None:
+        return None if value is None else _whole(value, "logprob_start_len", place, -1, max(lengths))
 
     asked = _spread(native.return_logprob, "return_logprob", num_prompts, _flag)
     tops = _spread(native.top_logprobs_num, "top_logprobs_num", num_prompts, top)
-    starts = _spread(native.logprob_start_len, "logprob_start_len", num_prompts, start)
+    chosen = _spread(native.logprob_start_len, "logprob_start_len", num_prompts, start)
+    unset = [-1 if one.max_new_tokens else 0 for one in given]
+    starts = [other if first is None else first for first, other in zip(chosen, unset, strict=True)]
     ids = _spread_ids(native.token_ids_logprob, num_prompts, vocab_size)
     for position, (first, length) in enumerate(zip(starts, lengths, strict=True)):
         if first > length:

@@ -115,7 +115,9 @@ class NativeBody(Body):
     return_logprob: Any = Field(False, description="Also an array, one a prompt; so the next two.")
     top_logprobs_num: Any = Field(0, description="Best alternatives beside each token.")
     logprob_start_len: Any = Field(
-        -1, description="First prompt token whose logprob is wanted; -1: those of the answer alone."
+        None,
+        description="First prompt token whose logprob is wanted; -1: those of the answer alone. Unset: -1, but 0 where "
+        "max_new_tokens is 0, since there is nothing else to ask for.",
     )
     token_ids_logprob: Any = Field(
         None, description="Token ids whose logprobs come with each token's, or an array of such arrays, one a prompt."

@@ -160,7 +160,7 @@ class OpenAIService:
         )
         per_prompt = [self._budget(chat, sampling, prompt, _chat_limit(chat), None, "messages", limits)]
         call = self._call(form.id, chat, [prompt], per_prompt, limits)
-        if tools.format is not None and tools.format.has_special_tokens:  # whatever the call says: they mark its calls
+        if form.reading.has_special_tokens:  # whatever the call says: they mark its calls or its reasoning
             call = replace(call, text=[replace(options, skip_special_tokens=False) for options in call.text])
         return self._answer(form, call, chat.stream, options=chat.stream_options, has_fast_text=form.reading.is_plain)
 
@@ -203,7 +203,8 @@ class OpenAIService:
         given = parse_sampling(native, count)
         n = checked_n(given[0].n, len(prompts), limits, "sampling_params.n")
         names = name_answers(native.rid, count, n)
-        asks = parse_logprobs(native, count, [len(prompt.tokens) for prompt in prompts], limits.vocab_size)
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        asks = parse_logprobs(native, given, count, lengths, limits.vocab_size)
         is_list = count is not None or n > 1
         form = NativeForm(names.answers, asks, self._tokenizer, is_list, native.return_text_in_logprobs)
         call = Call(
@@ -318,7 +319,8 @@ class OpenAIService:
 
     def _reading(self, chat: ChatBody, prompt: Prompt, tools: ToolUse) -> Reading:
         """How the answers are read; raises where reasoning must be told apart and this server was not told how."""
-        name = self._api.reasoning_parser
+        # The calls and the reasoning of gpt-oss are messages of one format.
+        name = self._api.reasoning_parser or ("gpt-oss" if self._api.tool_call_parser == "gpt-oss" else None)
         if name is None:
             if chat.separate_reasoning:
                 reason = f"set api.reasoning_parser (--reasoning-parser) to one of {', '.join(REASONING_FORMATS)}."

@@ -71,8 +71,14 @@ class Service:
 
     def assert_idle(self) -> None:
         """Soon nothing runs or waits, and then no page of any replica is leased."""
-        until(self._is_idle, "nothing runs or waits", 15)
-        figures = self.figures()
+        figures: dict[str, dict[str, float]] = {}
+
+        def is_idle() -> bool:
+            figures.update(self.figures())
+            names = ("sgray:num_running_reqs", "sgray:num_queue_reqs")
+            return not any(value for name in names for value in figures[name].values())
+
+        until(is_idle, "nothing runs or waits", 15)
         for replica, total in figures["sgray:max_total_num_tokens"].items():
             free, cached = figures["sgray:kv_available_tokens"][replica], figures["sgray:kv_evictable_tokens"][replica]
             assert free + cached == total, f"leased pages are left on {replica}"
@@ -80,12 +86,6 @@ class Service:
     def until(self, condition: Callable[[], object], what: str, timeout_s: float) -> None:
         """Wait for a condition; an HTTP error counts as false."""
         until(condition, what, timeout_s)
-
-    def _is_idle(self) -> bool:
-        figures = self.figures()
-        return not any(
-            value for name in ("sgray:num_running_reqs", "sgray:num_queue_reqs") for value in figures[name].values()
-        )
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float) -> None:
@@ -136,11 +136,17 @@ def cluster(model_dir: Path) -> Iterator[None]:
             os.environ[name] = value
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def deploy(cluster: None) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
-    """Deploy the service with these `serve` values in place of what ran before; it is gone after the module."""
+    """Deploy the service with these `serve` values, which stays until another module asks for other ones."""
+    running: list[dict[str, Any]] = []
 
     def deployed(values: Mapping[str, Any]) -> Service:
+        if running == [dict(values)]:
+            return Service(URL)
+        if running:
+            running.clear()
+            serve.delete(APP_NAME)
         args = {
             # In bfloat16 a greedy choice between two near-equal logits may depend on what was cached.
             "model": {"dtype": "float32"},
@@ -158,7 +164,9 @@ def deploy(cluster: None) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
         wanted = values.get("min_replicas", 1)
         if wanted:
             until(lambda: len(service.figures()["sgray:num_running_reqs"]) == wanted, "all replicas are linked", 30)
+        running.append(dict(values))
         return service
 
     yield deployed
-    serve.delete(APP_NAME)
+    if running:
+        serve.delete(APP_NAME)
