@@ -289,6 +289,30 @@ def environment_keys() -> KeyHashes:
     return KeyHashes(_variable_keys("SGRAY_API_KEYS"), _variable_keys("SGRAY_ADMIN_KEY"))
 
 
+def client_key(given: str | None, key_file: str | None) -> str | None:
+    """The key with which a client asks a server: given, the content of a file, or SGRAY_API_KEY; None for none.
+
+    Raises ConfigError where a file or the variable holds nothing that can be one.
+    """
+    if given is None and key_file is not None:
+        try:
+            given, place = Path(key_file).read_text("utf-8").strip(), key_file
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read a key from {key_file}: {error}") from None
+    elif given is None:
+        given, place = os.environ.get("SGRAY_API_KEY"), "SGRAY_API_KEY"
+    else:
+        place = "--api-key"
+    if given is None:
+        return None
+    if not given.isascii():
+        raise ConfigError(f"{place}: a key that a client sends is ASCII")
+    if given.startswith("sha256:"):
+        raise ConfigError(f"{place}: this is the digest of a key, which opens nothing; give the key itself")
+    key_hash(given.encode(), place)
+    return given
+
+
 def key_hash(text: bytes, place: str) -> str:
     """The digest of a key, given itself or as `sha256:` and 64 hex digits. Raises ConfigError that names `place`."""
     if text.startswith(b"sha256:"):

@@ -84,7 +84,7 @@ def hold_session(python: Path, url: str, model_dir: Path, scratch: Path) -> dict
     command = [str(python), __file__, url, str(model_dir), str(scratch)]
     # Its own modules and ours must not meet: only the packages of both are shared.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, cwd=scratch)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, env=environment, cwd=scratch)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

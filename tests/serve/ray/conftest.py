@@ -18,11 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from sgray.config import DEFAULT_MODEL
+from sgray.launch_server import free_ports
 from sgray.serve.build import APP_NAME, build
 
 ROOT = Path(__file__).parents[3]
-PORT = 28100
-URL = f"http://127.0.0.1:{PORT}"
 QUICK = {
     "PYTHONPATH": str(ROOT),
     "RAY_AUTH_MODE": "disabled",
@@ -108,8 +107,9 @@ def service_type() -> type[Service]:
 
 
 @pytest.fixture(scope="session")
-def cluster(model_dir: Path) -> Iterator[None]:
-    """A Ray cluster of this machine with Serve's Python proxy."""
+def cluster(model_dir: Path) -> Iterator[str]:
+    """A Ray cluster of this machine with Serve's Python proxy, whose URL it gives."""
+    port = free_ports(1)[0]
     before = {name: os.environ.get(name) for name in QUICK}
     os.environ.update(QUICK)
     # Short: the socket paths inside it may have at most 107 bytes.
@@ -124,8 +124,8 @@ def cluster(model_dir: Path) -> Iterator[None]:
             _temp_dir=scratch,
         )
         try:
-            serve.start(http_options={"host": "127.0.0.1", "port": PORT})
-            yield
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            yield f"http://127.0.0.1:{port}"
         finally:
             serve.shutdown()
             ray.shutdown()
@@ -137,13 +137,13 @@ def cluster(model_dir: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def deploy(cluster: None) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
+def deploy(cluster: str) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
     """Deploy the service with these `serve` values, which stays until another module asks for other ones."""
     running: list[dict[str, Any]] = []
 
     def deployed(values: Mapping[str, Any]) -> Service:
         if running == [dict(values)]:
-            return Service(URL)
+            return Service(cluster)
         if running:
             running.clear()
             serve.delete(APP_NAME)
@@ -160,7 +160,7 @@ def deploy(cluster: None) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
             },
         }
         serve.run(build(args), name=APP_NAME, route_prefix="/")
-        service = Service(URL)
+        service = Service(cluster)
         wanted = values.get("min_replicas", 1)
         if wanted:
             until(lambda: len(service.figures()["sgray:num_running_reqs"]) == wanted, "all replicas are linked", 30)
