@@ -222,6 +222,17 @@ async def test_pub_066_what_the_memory_cannot_hold_is_answered(api, backend):
     await idle(backend)
 
 
+async def test_callers_with_different_salts_share_no_cached_prefix(api):
+    messages = [{"role": "user", "content": "Count the words of this sentence, which fills more than one page."}]
+
+    async def num_cached(salt: str) -> int:
+        usage = (await api.answer(CHAT, messages=messages, max_tokens=1, cache_salt=salt))["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    assert await num_cached("salt-1") == 0 < await num_cached("salt-1")
+    assert await num_cached("salt-2") == 0 < await num_cached("salt-2")
+
+
 async def test_pub_131_a_time_limit_stops_the_engine(backend, tokenizer, api):
     config = Config.parse({"api": {"request_timeout_s": 0.3}})
     http = httpx.AsyncClient(
