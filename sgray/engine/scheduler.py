@@ -37,6 +37,7 @@ from sgray.memory.cache import KVLease, PrefixCache
 from sgray.protocol import (
     MAX_END_IDS,
     MAX_LOGIT_BIASES,
+    MAX_LOGPROB_IDS,
     Delta,
     Finish,
     Load,
@@ -318,6 +319,7 @@ class Scheduler:
             ("prompt", request.tokens),
             ("logit_bias", sampling.logit_bias),
             ("stop_token_ids", sampling.stop_token_ids),
+            ("logprob_ids", sampling.logprob_ids),
         ):
             if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
                 bad = next(token for token in ids if not 0 <= token < vocab_size)
@@ -335,6 +337,7 @@ class Scheduler:
         for name, count, most in (
             ("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIASES),
             ("stop_token_ids", len(set(sampling.stop_token_ids)), MAX_END_IDS - num_ends),
+            ("logprob_ids", len(sampling.logprob_ids), MAX_LOGPROB_IDS),
         ):
             if count > most:
                 raise InvalidRequestError(f"{name} has {count} entries; at most {most} are supported", param=name)

@@ -87,16 +87,20 @@ def test_the_tokens_of_the_cpus_runner(tmp_path: Path, family: str) -> None:
 
 def test_log_probabilities_of_answer_and_prompt_are_the_cpus(tmp_path: Path) -> None:
     model_dir = make_twin(tmp_path, **SIZES)
-    request = greedy("scored", some_tokens(5), 2, logprobs=3, prompt_logprobs=2)
-    found = [scored(device_engine(model_dir), request), scored(Engine.load(config_of(model_dir)), request)]
+    asked = greedy("asked", some_tokens(5), 2, logprobs=3, prompt_logprobs=2, logprob_ids=(9, 0, 4))
+    both = [asked, greedy("fewer", some_tokens(5), 2, logprobs=0, logprob_ids=(1,))]
+    found = [scored(device_engine(model_dir), both), scored(Engine.load(config_of(model_dir)), both)]
+    assert {len(entry.of_ids) for entry in found[0]} == {3, 1}
     for mine, wanted in zip(*found, strict=True):
         assert mine.logprob == pytest.approx(wanted.logprob, abs=1e-4)
         assert [token for token, _ in mine.top] == [token for token, _ in wanted.top]
+        assert mine.of_ids == pytest.approx(wanted.of_ids, abs=1e-4)
 
 
-def scored(engine: Engine, request: Request) -> list[TokenLogprobs]:
-    """Every entry that a request brings, the prompt's first."""
-    engine.add(request)
+def scored(engine: Engine, requests: list[Request]) -> list[TokenLogprobs]:
+    """Every entry that requests bring, the prompts' first."""
+    for request in requests:
+        engine.add(request)
     found: list[TokenLogprobs] = []
     while engine.has_work:
         for delta in engine.step().deltas:

@@ -190,7 +190,7 @@ class OpenAIService:
             asked = min(asked, max(1, limits.context_length - len(prompt.tokens)))
         per_prompt = [self._budget(chat, sampling, prompt, asked, None, "messages", limits)]
         call = replace(self._call(call_id, chat, [prompt], per_prompt, limits), grammars=[grammar])
-        if tools.format is not None and tools.format.has_special_tokens:  # whatever the call says: they mark its calls
+        if reading.has_special_tokens:  # whatever the call says: they mark its calls or its reasoning
             call = replace(call, text=[replace(options, skip_special_tokens=False) for options in call.text])
         return call, reading
 
@@ -273,7 +273,8 @@ class OpenAIService:
         given = parse_sampling(native, count)
         n = checked_n(given[0].n, len(prompts), limits, "sampling_params.n")
         names = name_answers(native.rid, count, n)
-        asks = parse_logprobs(native, count, [len(prompt.tokens) for prompt in prompts])
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        asks = parse_logprobs(native, given, count, lengths, limits.vocab_size)
         is_list = count is not None or n > 1
         form = NativeForm(names.answers, asks, self._tokenizer, is_list, native.return_text_in_logprobs)
         call = Call(
@@ -420,7 +421,8 @@ class OpenAIService:
 
     def _reading(self, chat: ChatBody, prompt: Prompt, tools: ToolUse) -> Reading:
         """How the answers are read; raises where reasoning must be told apart and this server was not told how."""
-        name = self._api.reasoning_parser
+        # The calls and the reasoning of gpt-oss are messages of one format.
+        name = self._api.reasoning_parser or ("gpt-oss" if self._api.tool_call_parser == "gpt-oss" else None)
         if name is None:
             if chat.separate_reasoning:
                 reason = f"set api.reasoning_parser (--reasoning-parser) to one of {', '.join(REASONING_FORMATS)}."
