@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sgray import __version__
-from sgray.config import DEFAULT_MODEL, leaves
+from sgray.config import DEFAULT_MODEL, client_key, leaves
 from sgray.errors import SgrayError
-from sgray.flags import add_config_flags, config_from, flag_of, leaf_named, parse, type_of
+from sgray.flags import add_config_flags, add_key_flags, config_from, flag_of, leaf_named, parse, type_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -87,6 +87,7 @@ def _add_chat(commands: Commands) -> None:
     parser = _command(commands, "chat", _chat, "chat in the terminal, with a server or with a model in this process")
     _add_model(parser)
     parser.add_argument("--url", help=f"a server to talk to, e.g. {DEFAULT_URL}; without it the model runs here")
+    add_key_flags(parser)
     parser.add_argument("--system", help="a system message")
     _add_sampling(parser)
     add_config_flags(parser, sections=ENGINE_SECTIONS)
@@ -151,6 +152,7 @@ def _chat(arguments: argparse.Namespace) -> int:
             temperature=arguments.temperature,
             top_p=arguments.top_p,
             seed=arguments.seed,
+            key=client_key(arguments.api_key, arguments.key_file),
         )
     else:
         from sgray.local import LocalModel

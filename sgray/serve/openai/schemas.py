@@ -151,7 +151,12 @@ class NativeBody(Body):
     )
     top_logprobs_num: Annotated[Any, Like(shapes.Counts)] = Field(0, description="Best alternatives beside each token.")
     logprob_start_len: Annotated[Any, Like(shapes.Starts)] = Field(
-        -1, description="First prompt token whose logprob is wanted; -1: those of the answer alone."
+        None,
+        description="First prompt token whose logprob is wanted; -1: those of the answer alone. Unset: -1, but 0 where "
+        "max_new_tokens is 0, since there is nothing else to ask for.",
+    )
+    token_ids_logprob: Annotated[Any, Like(shapes.Ids)] = Field(
+        None, description="Token ids whose logprobs come with each token's, or an array of such arrays, one a prompt."
     )
     return_text_in_logprobs: bool = Field(False, description="The text of each token beside its id, else null.")
     cache_salt: str = Field("", max_length=256)
@@ -227,7 +232,6 @@ NATIVE_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "audio_data": (([],), TEXT_ONLY),
     "mm_hashes": (([],), TEXT_ONLY),
     "modalities": (([], ["text"]), TEXT_ONLY),
-    "token_ids_logprob": (([],), "logprobs of chosen ids are not made yet; top_logprobs_num gives the best ones"),
     "return_hidden_states": ((False,), "hidden states are not given out"),
     "return_routed_experts": ((False,), "there are no experts"),
     "return_sampling_mask": ((False,), "the mask of sampling is not given out"),

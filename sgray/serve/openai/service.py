@@ -190,15 +190,16 @@ class OpenAIService:
             asked = min(asked, max(1, limits.context_length - len(prompt.tokens)))
         per_prompt = [self._budget(chat, sampling, prompt, asked, None, "messages", limits)]
         call = replace(self._call(call_id, chat, [prompt], per_prompt, limits), grammars=[grammar])
-        if tools.format is not None and tools.format.has_special_tokens:  # whatever the call says: they mark its calls
+        if reading.has_special_tokens:  # whatever the call says: they mark its calls or its reasoning
             call = replace(call, text=[replace(options, skip_special_tokens=False) for options in call.text])
         return call, reading
 
     async def open_responses(self, body: object) -> Answer:
         """A checked call of the Responses API: a chat call in another form."""
         given = parse_responses(body)
+        fields = chat_body(given)
         with in_words_of(CHAT_NAMES):
-            chat = parse_body(ChatBody, _supported(chat_body(given)))
+            chat = parse_body(ChatBody, _supported(fields))
             call, reading = await self._chat_call(chat, f"resp_{uuid.uuid4().hex}")
         form = response_form(given, call.id, self.model_name, self._tokenizer, reading)
         return self._answer(form, call, given.stream, has_fast_text=False, framing=NamedEvents(form.failed))
@@ -206,8 +207,9 @@ class OpenAIService:
     async def open_messages(self, body: object) -> Answer:
         """A checked call of Anthropic's Messages API: a chat call in another form."""
         given = anthropic_fields.parse_messages(body)
+        fields = anthropic_fields.chat_body(given, self._api.reasoning_parser)
         with in_words_of(anthropic_fields.CHAT_NAMES):
-            chat = self._anthropic_chat(given)
+            chat = parse_body(ChatBody, _supported(fields))
             call, reading = await self._chat_call(chat, f"msg_{uuid.uuid4().hex}", is_capped=True)
         generation = self._generation(call)
         form = MessageForm(
@@ -223,15 +225,13 @@ class OpenAIService:
     async def count_tokens(self, body: object) -> Json:
         """How many tokens the prompt of a call of Anthropic's API has."""
         given = anthropic_fields.parse_count(body)
+        fields = anthropic_fields.chat_body(given, self._api.reasoning_parser)
         with in_words_of(anthropic_fields.CHAT_NAMES):
-            chat = self._anthropic_chat(given)
+            chat = parse_body(ChatBody, _supported(fields))
             self._check_openai(chat)
             self._refuse_text("messages", is_asked=True)
             prompt = await self._chat_prompt(chat, tool_use(chat, self._api.tool_call_parser))
         return {"input_tokens": len(prompt.tokens)}
-
-    def _anthropic_chat(self, given: anthropic_fields.PromptBody) -> ChatBody:
-        return parse_body(ChatBody, _supported(anthropic_fields.chat_body(given, self._api.reasoning_parser)))
 
     async def open_completions(self, body: object) -> Answer:
         """A checked text completions call."""
@@ -273,7 +273,8 @@ class OpenAIService:
         given = parse_sampling(native, count)
         n = checked_n(given[0].n, len(prompts), limits, "sampling_params.n")
         names = name_answers(native.rid, count, n)
-        asks = parse_logprobs(native, count, [len(prompt.tokens) for prompt in prompts])
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        asks = parse_logprobs(native, given, count, lengths, limits.vocab_size)
         is_list = count is not None or n > 1
         form = NativeForm(names.answers, asks, self._tokenizer, is_list, native.return_text_in_logprobs)
         call = Call(
@@ -420,7 +421,8 @@ class OpenAIService:
 
     def _reading(self, chat: ChatBody, prompt: Prompt, tools: ToolUse) -> Reading:
         """How the answers are read; raises where reasoning must be told apart and this server was not told how."""
-        name = self._api.reasoning_parser
+        # The calls and the reasoning of gpt-oss are messages of one format.
+        name = self._api.reasoning_parser or ("gpt-oss" if self._api.tool_call_parser == "gpt-oss" else None)
         if name is None:
             if chat.separate_reasoning:
                 reason = f"set api.reasoning_parser (--reasoning-parser) to one of {', '.join(REASONING_FORMATS)}."

@@ -105,9 +105,11 @@ def _at(tool: CallableTool, fault: GrammarFault) -> GrammarFault:
 def _json_calls(notation: JsonCalls, tools: Sequence[CallableTool], rules: Rules, *, is_single: bool) -> Expression:
     json = Json(rules)
     key = "parameters" if notation.bare else "arguments"
+    arguments = [_arguments(tool, json) for tool in tools]
+    _check(tools, arguments, rules)
     calls = [
-        sequence(Text(f'{{"name": {spelled(tool.name)}, "{key}": '), _arguments(tool, json), Text("}"))
-        for tool in tools
+        sequence(Text(f'{{"name": {spelled(tool.name)}, "{key}": '), one, Text("}"))
+        for tool, one in zip(tools, arguments, strict=True)
     ]
     if notation.close:
         mark = sequence(Text(notation.marks[0]), _LINE)

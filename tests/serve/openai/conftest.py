@@ -105,7 +105,7 @@ class ScriptedBackend:
             yield Delta(
                 request.id,
                 part,
-                [logprobs_of(token) for token in part] if wants_logprobs else None,
+                [logprobs_of(token, request) for token in part] if wants_logprobs else None,
                 finish if start + self.width >= len(tokens) else None,
                 self.cached_tokens if start == 0 else None,
                 prompt_logprobs_of(request) if wants_prompt and start == 0 else None,
@@ -126,15 +126,16 @@ class ScriptedBackend:
         return tokens, Finish("length")
 
 
-def logprobs_of(token: int) -> TokenLogprobs:
-    """Alternatives in a fixed pattern: the token, another, and one that is impossible."""
-    return TokenLogprobs(-0.25, [(token, -0.25), (token + 1, -1.5), (token + 2, float("-inf"))])
+def logprobs_of(token: int, request: Request) -> TokenLogprobs:
+    """Alternatives in a fixed pattern: the token, another, and one that is impossible; the ids asked for by number."""
+    of_ids = [-float(asked) for asked in request.sampling.logprob_ids]
+    return TokenLogprobs(-0.25, [(token, -0.25), (token + 1, -1.5), (token + 2, float("-inf"))], of_ids)
 
 
 def prompt_logprobs_of(request: Request) -> list[TokenLogprobs | None]:
     """None for the first token and for those before the start asked for, as of an engine."""
     known = max(1, request.sampling.prompt_logprobs_start)
-    return [None] * known + [logprobs_of(token) for token in request.tokens[known:]]
+    return [None] * known + [logprobs_of(token, request) for token in request.tokens[known:]]
 
 
 @pytest.fixture

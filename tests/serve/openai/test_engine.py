@@ -152,6 +152,17 @@ async def test_pub_066_what_the_memory_cannot_hold_is_answered(api, backend):
     await idle(backend)
 
 
+async def test_callers_with_different_salts_share_no_cached_prefix(api):
+    messages = [{"role": "user", "content": "Count the words of this sentence, which fills more than one page."}]
+
+    async def num_cached(salt: str) -> int:
+        usage = (await api.answer(CHAT, messages=messages, max_tokens=1, cache_salt=salt))["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    assert await num_cached("salt-1") == 0 < await num_cached("salt-1")
+    assert await num_cached("salt-2") == 0 < await num_cached("salt-2")
+
+
 async def test_pub_131_a_time_limit_stops_the_engine(backend, tokenizer, api):
     config = Config.parse({"api": {"request_timeout_s": 0.3}})
     http = httpx.AsyncClient(
@@ -176,6 +187,24 @@ async def test_pub_049_and_pub_050_native_prompt_logprobs_are_those_of_an_echo_w
         assert meta["cached_tokens"] <= max(0, start - 1)
         assert (meta["cached_tokens"] > 0) == (16 < start < 150), "what comes before the start may be cached"
     assert echo["token_logprobs"][0] is None
+
+
+async def test_logprobs_of_chosen_ids_are_those_of_the_alternatives_whatever_is_cached(api):
+    prompt = [2500 + (7 * index) % 300 for index in range(60)]
+    fields = {"input_ids": prompt, "text": ..., "return_logprob": True, "sampling_params": {"max_new_tokens": 2}}
+    first = (await api.answer(NATIVE, **fields, top_logprobs_num=4, logprob_start_len=40))["meta_info"]
+    best = [token for _, token, _ in first["input_top_logprobs"][10]]
+    for start in (40, 0):
+        asked = {"logprob_start_len": start, "token_ids_logprob": [*best, 0]}
+        meta = (await api.answer(NATIVE, **fields, **asked))["meta_info"]
+        found = meta["input_token_ids_logprobs"][40 - start :][10]
+        assert [token for _, token, _ in found] == [*best, 0]
+        for own, top in zip(found, first["input_top_logprobs"][10], strict=False):
+            assert abs(own[0] - top[0]) < 1e-4
+        assert len(meta["input_token_ids_logprobs"]) == len(prompt) - start
+        assert [len(row) for row in meta["output_token_ids_logprobs"]] == [5, 5]
+        assert (meta["cached_tokens"] > 0) == (start == 40)
+    assert meta["input_token_ids_logprobs"][0] is None
 
 
 async def test_pub_051_streamed_native_logprobs_equal_whole_ones(api):
