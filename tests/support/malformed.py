@@ -218,6 +218,8 @@ class Malformed:
         opened, closed = self._random.choice([("[", "]"), ('{"a":', "}"), ('{"items":', "}")])
         inner = opened * depth + "1" + (closed * depth if self._random.random() < 0.8 else "")
         name = self._random.choice(self._fields[path])
+        if self._random.random() < 0.3:  # as a text, which some fields read as JSON
+            return self._json(path, body | {name: inner})
         return self._sent(path, json.dumps(body | {name: "@@"}).replace('"@@"', inner).encode())
 
     def _repeated(self) -> Sent:

@@ -257,8 +257,8 @@ TINY = {
 
 
 @pytest.fixture(scope="module")
-def tiny_backend(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[LoopBackend]:
-    """A real engine over a model of one small layer and random weights, with the default model's vocabulary."""
+def start_tiny(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Callable[[], LoopBackend]]:
+    """Starts real engines over a model of one small layer and random weights, with the default model's vocabulary."""
     directory = tmp_path_factory.mktemp("tiny")
     (directory / "config.json").write_text(json.dumps(TINY))
     values = {
@@ -271,10 +271,22 @@ def tiny_backend(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> I
         },
         "memory": {"max_total_tokens": 4096},
     }
-    backend = LoopBackend(Engine.load(Config.parse(values)))
-    backend.loop.start()
-    yield backend
-    backend.loop.stop()
+    started: list[LoopBackend] = []
+
+    def start() -> LoopBackend:
+        started.append(LoopBackend(Engine.load(Config.parse(values))))
+        started[-1].loop.start()
+        return started[-1]
+
+    yield start
+    for backend in started:
+        backend.loop.stop()
+
+
+@pytest.fixture(scope="module")
+def tiny_backend(start_tiny: Callable[[], LoopBackend]) -> LoopBackend:
+    """One of them."""
+    return start_tiny()
 
 
 def _refuse_constant(name: str) -> None:
