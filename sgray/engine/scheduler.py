@@ -563,9 +563,10 @@ class Scheduler:
             self._cache.commit(lease, sequence.tokens, end)
         if plan.samples[index]:
             sequence.accept(result.tokens[index])
-            self._totals["generation_tokens"] += 1
+            tokens = sequence.take_unsent()
+            self._totals["generation_tokens"] += len(tokens)
             logprobs = result.logprobs[index]
-            self._deltas.append(sequence.delta([result.tokens[index]], [] if logprobs is None else [logprobs]))
+            self._deltas.append(sequence.delta(tokens, [] if logprobs is None else [logprobs]))
             if sequence.finish is not None:
                 self._remove(sequence)
         elif end == sequence.max_length:
@@ -584,9 +585,11 @@ class Scheduler:
         self._finish(sequence, failure(error))
 
     def _finish(self, sequence: Sequence, finish: Finish) -> None:
-        """End a sequence without a new token."""
+        """End a sequence without drawing a token."""
         sequence.finish = finish
-        self._deltas.append(sequence.delta([], []))
+        tokens = sequence.take_unsent()
+        self._totals["generation_tokens"] += len(tokens)
+        self._deltas.append(sequence.delta(tokens, []))
         self._remove(sequence)
 
     def _remove(self, sequence: Sequence) -> None:
