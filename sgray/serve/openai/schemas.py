@@ -90,8 +90,8 @@ class ChatBody(OpenAIBody):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[dict[str, Any]] = Field(default_factory=list, description="Needs api.tool_call_parser.")
-    tool_choice: Any = Field(None, description='"auto" or "none", which hides the tools.')
-    parallel_tool_calls: bool = Field(True, description="False: the first call alone is returned.")
+    tool_choice: Any = Field(None, description='"auto", "none", "required", a named function, or allowed tools.')
+    parallel_tool_calls: bool = Field(True, description="False: one call alone. So for the only tool, if it must be.")
     separate_reasoning: bool | None = Field(None, description="False: reasoning stays in the content. See the next.")
     stream_reasoning: bool = Field(True, description="False: reasoning comes in one piece. Needs api.reasoning_parser.")
     add_generation_prompt: bool = True

@@ -216,25 +216,6 @@ async def test_tools_are_refused_where_the_server_knows_no_parser(make_app):
 
 
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "ping"}}, {"type": "allowed_tools"}]
-)
-async def test_a_forced_call_is_refused_with_the_reason(api, choice):
-    error = await api.refused(PATH, tools=TOOLS, tool_choice=choice)
-    assert error["param"] == "tool_choice"
-    assert "constrained decoding is not available" in error["message"]
-
-
-async def test_a_strict_schema_is_refused_with_the_reason(api):
-    strict = json.loads(json.dumps(TOOLS))
-    strict[1]["function"]["strict"] = True
-    error = await api.refused(PATH, tools=strict)
-    assert "tools[1].function.strict" in error["message"]
-    assert "constrained decoding is not available" in error["message"]
-    strict[1]["function"]["strict"] = False
-    assert await api.answer(PATH, tools=strict)
-
-
-@pytest.mark.parametrize(
     ("tools", "place"),
     [
         ([5], "tools[0]"),
