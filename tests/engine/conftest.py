@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def grammar_model(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
     """A tiny random model with the default model's tokenizer."""
-    from grammar_engine import make_model
+    from grammars import make_model
 
     return make_model(tmp_path_factory.mktemp("grammar_model"), model_dir)
 
@@ -25,7 +25,7 @@ def grammar_model(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> 
 @pytest.fixture(scope="session")
 def grammars(grammar_model: Path) -> GrammarQueue:
     """What compiles grammars for `grammar_model`; a third of a second is too long for it."""
-    from grammar_engine import make_queue
+    from grammars import make_queue
 
     queue = make_queue(grammar_model, compile_timeout_s=0.3)
     queue.prepare()

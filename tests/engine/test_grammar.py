@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from grammar_engine import Answer, asking, config_of, load_engine, run
+from grammars import Answer, asking, config_of, load_engine, run
 from twins import make_twin
 
 from sgray.config import Config

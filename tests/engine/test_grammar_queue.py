@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from grammar_engine import Answer, asking, config_of, load_engine, run
+from grammars import Answer, asking, config_of, load_engine, run
 
 from sgray.engine.engine import Engine
 from sgray.engine.grammar_queue import GrammarQueue

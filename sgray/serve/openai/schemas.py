@@ -102,9 +102,9 @@ class ChatBody(OpenAIBody):
         default_factory=list, description="Needs api.tool_call_parser."
     )
     tool_choice: Annotated[Any, Like(shapes.ToolChoice)] = Field(
-        None, description='"none" hides the tools; an object names one, or those that are allowed.'
+        None, description='"auto", "none", "required", a named function, or allowed tools.'
     )
-    parallel_tool_calls: bool = Field(True, description="False: the first call alone is returned.")
+    parallel_tool_calls: bool = Field(True, description="False: one call alone. So for the only tool, if it must be.")
     separate_reasoning: bool | None = Field(None, description="False: reasoning stays in the content. See the next.")
     stream_reasoning: bool = Field(True, description="False: reasoning comes in one piece. Needs api.reasoning_parser.")
     add_generation_prompt: bool = True

@@ -280,7 +280,7 @@ async def test_fields_of_sglang_that_cannot_be_honoured_are_refused_unless_they_
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ({"text": ["a", "b"], "sampling_params": [{}, 1]}, "sampling_params"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"top_p": 2}]}, "sampling_params"),
-        ({"text": ["a", "b"], "sampling_params": [{}, {"regex": "x"}]}, "sampling_params[1].regex"),
+        ({"text": ["a", "b"], "sampling_params": [{}, {"regex": "x("}]}, "sampling_params[1].regex"),
         ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params"),
         ({"return_logprob": "yes"}, "return_logprob"),
         ({"return_logprob": [True]}, "return_logprob"),
