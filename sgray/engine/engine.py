@@ -109,7 +109,8 @@ class Engine:
         grammars = self._grammar_queue()
         grammars.check(request.grammar)
         self._scheduler.add(request)
-        grammars.submit(request.id, request.grammar)
+        if self._scheduler.has(request.id):
+            grammars.submit(request.id, request.grammar)
 
     def abort(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""

@@ -94,12 +94,16 @@ class Compiler:
                 handle = compiler.compile_structural_tag(source)
         except (RuntimeError, ValueError, TypeError, MemoryError) as error:
             raise unusable(grammar.kind, _reason(error)) from None
-        return CompiledGrammar(handle, self._new_matcher, self._vocabulary, self._encode, self._usable_W, grammar.kind)
+        common = (self._new_matcher, self._vocabulary, self._encode, self._usable_W)
+        return CompiledGrammar(handle, *common, grammar.kind, int(handle.memory_size_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar that is ready for any number of sequences. `usable_W`: a bit for each ordinary token."""
+    """A grammar that is ready for any number of sequences. `usable_W`: a bit for each ordinary token.
+
+    `num_bytes` is roughly the memory that it holds.
+    """
 
     handle: Any
     new_matcher: Callable[[Any], Any]
@@ -107,11 +111,7 @@ class CompiledGrammar:
     encode: Callable[[str], list[int]] | None
     usable_W: np.ndarray
     kind: GrammarKind
-
-    @property
-    def num_bytes(self) -> int:
-        """Roughly the memory that it holds."""
-        return int(self.handle.memory_size_bytes)
+    num_bytes: int
 
     def start(self, after: Sequence[int], stop_ids: frozenset[int]) -> TokenMatcher:
         """A matcher for one sequence, of whose generated tokens nothing is known yet."""

@@ -1,6 +1,6 @@
 """Grammars on their way to the sequences that wait for them: off the engine's thread, bounded, each compiled once.
 
-Knows neither slots nor steps. Failures are kept as well, so a bad grammar that comes again costs nothing.
+Knows neither slots nor steps. Refusals are kept as well, so a bad grammar that comes again costs nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import NoneType
 
 from sgray.config import GrammarConfig
 from sgray.engine.grammar import Codec, CompiledGrammar, Compiler, unusable
 from sgray.engine.grammar_trial import TrialProcess
-from sgray.errors import EngineError, SgrayError
+from sgray.errors import EngineError, InvalidRequestError, SgrayError
 from sgray.protocol import Grammar, GrammarKind
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,10 @@ class Workshop:
         with self._lock:
             if self._codec is None:
                 self._codec = self._load()
-            if self._trials is None or not self._trials.is_alive:
+            if self._trials is not None and not self._trials.is_alive:
+                self._trials.close()
+                self._trials = None
+            if self._trials is None:
                 self._trials = TrialProcess(self._codec.vocabulary, self._limit_s)
             if self._compiler is None:
                 self._compiler = Compiler(self._codec.vocabulary, self._codec.encode)
@@ -113,7 +117,7 @@ class GrammarQueue:
         """Have a grammar compiled; `take` tells when it is done."""
         key = (grammar.kind, grammar.source)
         future = self._kept.get(key)
-        if future is None:
+        if future is None or _is_accident(future):
             future = self._kept[key] = self._pool.submit(_compile, self._workshop, grammar)
         self._kept.move_to_end(key)
         self._evict()
@@ -179,6 +183,11 @@ def _outcome(future: Future[CompiledGrammar]) -> CompiledGrammar | SgrayError:
         return future.result()
     assert isinstance(error, SgrayError), error
     return error
+
+
+def _is_accident(future: Future[CompiledGrammar]) -> bool:
+    """Whether it failed for no fault of the grammar's, so that another try may succeed."""
+    return future.done() and not isinstance(future.exception(), (InvalidRequestError, NoneType))
 
 
 def _num_bytes(future: Future[CompiledGrammar]) -> int:

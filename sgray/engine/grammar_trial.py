@@ -20,7 +20,7 @@ import sys
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
@@ -69,9 +69,13 @@ class TrialProcess:
         self._pending: dict[int, Future[str | None]] = {}
         self._num_tickets = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _START, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-W", "ignore", "-c", _START, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # what a dead child has not read must not be in the way of closing
         )
-        _write(self._stdin, msgspec.msgpack.encode(Hello(vocabulary.pieces, vocabulary.end_ids, limit_s)))
+        with contextlib.suppress(OSError):  # a child that has died at once is seen to be dead
+            _send(self._stdin.fileno(), msgspec.msgpack.encode(Hello(vocabulary.pieces, vocabulary.end_ids, limit_s)))
         threading.Thread(target=self._read, name="sgray-grammar-trials", daemon=True).start()
 
     @property
@@ -87,8 +91,8 @@ class TrialProcess:
             ticket = self._num_tickets
             self._pending[ticket] = verdict
             try:
-                _write(self._stdin, msgspec.msgpack.encode(Trial(ticket, grammar.kind, grammar.source)))
-            except OSError:
+                _send(self._stdin.fileno(), msgspec.msgpack.encode(Trial(ticket, grammar.kind, grammar.source)))
+            except (OSError, ValueError):  # it is gone, or closed
                 self._pending.pop(ticket, None)
                 raise _lost() from None
         if refusal := verdict.result():
@@ -102,9 +106,9 @@ class TrialProcess:
         self._process.wait()
 
     @property
-    def _stdin(self) -> BinaryIO:
+    def _stdin(self) -> IO[bytes]:
         assert self._process.stdin is not None
-        return self._process.stdin  # type: ignore[return-value]
+        return self._process.stdin
 
     def _read(self) -> None:
         """Pass verdicts on until the child is gone; then nobody waits any more."""
@@ -138,7 +142,7 @@ def serve() -> None:
             for key, _ in selector.select():
                 if key.fd != 0:
                     selector.unregister(key.fd)
-                    _send(replies, running.pop(key.fd).verdict())
+                    _send(replies, msgspec.msgpack.encode(running.pop(key.fd).verdict()))
                 elif raw := _read(0):
                     fork = _Fork.start(compiler, msgspec.msgpack.decode(raw, type=Trial), hello.limit_s)
                     running[fork.pipe] = fork
@@ -235,14 +239,10 @@ def _lost() -> EngineError:
     return EngineError("the process that checks grammars has ended; try again")
 
 
-def _write(pipe: BinaryIO, raw: bytes) -> None:
-    pipe.write(len(raw).to_bytes(4, "little") + raw)
-    pipe.flush()
-
-
-def _send(pipe: int, verdict: Verdict) -> None:
-    raw = msgspec.msgpack.encode(verdict)
-    os.write(pipe, len(raw).to_bytes(4, "little") + raw)
+def _send(pipe: int, raw: bytes) -> None:
+    rest = memoryview(len(raw).to_bytes(4, "little") + raw)
+    while rest:
+        rest = rest[os.write(pipe, rest) :]
 
 
 def _read(pipe: int) -> bytes:

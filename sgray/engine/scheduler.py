@@ -172,6 +172,10 @@ class Scheduler:
             sequence.waits.add(GRAMMAR_WAIT)
         self._enqueue(sequence)
 
+    def has(self, request_id: str) -> bool:
+        """Whether this request is unfinished."""
+        return request_id in self._sequences
+
     def resume(self, request_id: str, start: Callable[[SequenceOf[int], frozenset[int]], Matcher]) -> None:
         """The grammar that a request waits for is ready: `start` makes a matcher from its `after` and its stop ids."""
         sequence = self._sequences[request_id]

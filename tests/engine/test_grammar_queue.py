@@ -137,6 +137,27 @@ def test_an_abort_ends_the_wait_and_the_id_may_come_again(engine: Engine) -> Non
     assert run(engine, [asking("b", [5], GOOD)])["b"].finish == Finish("stop"), "the late news is for nobody"
 
 
+def test_a_request_for_no_tokens_needs_no_grammar(engine: Engine) -> None:
+    assert run(engine, [asking("a", [5], GOOD, 0)])["a"].finish == Finish("length")
+    assert len(run(engine, [asking("a", [5], None, 3)])["a"].tokens) == 3
+
+
+def test_when_the_process_for_trials_dies_one_request_fails_and_the_next_gets_a_new_one(
+    engine: Engine, grammars: GrammarQueue
+) -> None:
+    trials = grammars._workshop._trials
+    assert trials is not None
+    grammar = Grammar("ebnf", chain('[a-z]* next | "z" [0-9]+', 2500))
+    engine.add(asking("a", [5], grammar))
+    trials._process.kill()
+    deltas = []
+    while engine.has_work:
+        deltas += engine.step().deltas
+    assert deltas[-1].finish is not None and deltas[-1].finish.error is not None
+    assert deltas[-1].finish.error.status in (400, 500)
+    assert run(engine, [asking("a", [5], Grammar("regex", "[0-7]{3}"))])["a"].finish == Finish("stop")
+
+
 class Listener:
     """Collects what a loop publishes."""
 
