@@ -36,10 +36,16 @@ def backend(model_dir) -> Iterator[LoopBackend]:
 @BOTH
 async def test_pub_041_to_044_stop_strings(api, path):
     force = api.force(33203)
-    assert await api.texts(path, **force, stop=["EFD"], max_tokens=8) == ("stop:D",) * 2
-    assert await api.texts(path, **force, stop=["DE"], max_tokens=8) == ("stop:",) * 2
-    assert await api.texts(path, **force, stop=["FX"], max_tokens=3) == ("length:DEFDEFDEF",) * 2
-    assert await api.texts(path, **force, stop=["EFD"], max_tokens=8, no_stop_trim=True) == ("stop:DEFD",) * 2
+    cut, begun, missed, kept = await asyncio.gather(
+        api.texts(path, **force, stop=["EFD"], max_tokens=8),
+        api.texts(path, **force, stop=["DE"], max_tokens=8),
+        api.texts(path, **force, stop=["FX"], max_tokens=3),
+        api.texts(path, **force, stop=["EFD"], max_tokens=8, no_stop_trim=True),
+    )
+    assert cut == ("stop:D",) * 2
+    assert begun == ("stop:",) * 2
+    assert missed == ("length:DEFDEFDEF",) * 2
+    assert kept == ("stop:DEFD",) * 2
     assert (await api.answer(path, **force, stop=["EFD"], max_tokens=8))["usage"]["completion_tokens"] == 2
 
 
@@ -85,22 +91,29 @@ async def test_pub_060_seeds_fix_the_text(api, path):
         answer = await api.answer(path, temperature=1, max_tokens=8, **fields)
         return answer["choices"][0]["text"] if path == TEXT else answer["choices"][0]["message"]["content"]
 
-    seeded = [await text(seed=seed) for seed in (0, 0, 1, 2)]
+    *seeded, free, freer, several = await asyncio.gather(
+        *(text(seed=seed) for seed in (0, 0, 1, 2)),
+        text(),
+        text(),
+        api.answer(path, temperature=1, max_tokens=8, seed=0, n=3),
+    )
     assert seeded[0] == seeded[1]
     assert len(set(seeded)) > 1
-    assert len({await text() for _ in range(2)}) > 1
-    several = await api.answer(path, temperature=1, max_tokens=8, seed=0, n=3)
+    assert free != freer
     texts = [choice["text"] if path == TEXT else choice["message"]["content"] for choice in several["choices"]]
     assert seeded[1:] == texts
 
 
 @BOTH
 async def test_pub_109_top_k_one_is_greedy(api, path):
-    greedy = await api.texts(path, temperature=0, max_tokens=8)
-    assert await api.texts(path, temperature=1, top_k=1, max_tokens=8) == greedy
-    assert await api.texts(path, temperature=1, top_p=0, max_tokens=8) == greedy
-    for top_k in (-1, 0, 49152, 9999999):
-        assert await api.answer(path, top_k=top_k, seed=1)
+    greedy, *narrow = await asyncio.gather(
+        api.texts(path, temperature=0, max_tokens=8),
+        api.texts(path, temperature=1, top_k=1, max_tokens=8),
+        api.texts(path, temperature=1, top_p=0, max_tokens=8),
+    )
+    assert narrow == [greedy] * 2
+    wide = await asyncio.gather(*(api.answer(path, top_k=top_k, seed=1) for top_k in (-1, 0, 49152, 9999999)))
+    assert len({str(answer["choices"]) for answer in wide}) == 1
 
 
 async def test_pub_049_and_pub_050_prompt_logprobs_are_complete_and_repeat(api):
