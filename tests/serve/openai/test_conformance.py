@@ -43,7 +43,9 @@ DEPENDENT = {
     *("stream_options", "continue_final_message", "add_generation_prompt", "top_logprobs", "max_completion_tokens"),
     *("min_tokens", "min_new_tokens", "best_of", "input_ids", "rid", "logprob_start_len", "logit_bias", "tools"),
     *("stop_token_ids", "chat_template_kwargs", "separate_reasoning", "thinking", "output_config", "tool_choice"),
-    *("reasoning", "text", "include", "cache_control", "system"),
+    *("reasoning", "text", "include", "cache_control", "system", "token_ids_logprob", "response_format", "regex"),
+    *("ebnf", "json_schema", "structural_tag", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("structured_outputs", "reasoning_effort", "verbosity"),
 }
 MESSAGE = {
     "type": "object",
@@ -70,19 +72,24 @@ def narrowed(*, is_good: bool) -> dict[str, Any]:
     for schema in [one for one in schemas.values() if one["title"].endswith(("Body", "Sampling"))]:
         fields = schema["properties"]
         if "model" in fields:
-            fields["model"] = {"enum": [MODEL] if "model" in schema["required"] else [MODEL, None]}
+            fields["model"] = {"enum": [MODEL] if "model" in schema.get("required", []) else [MODEL, None]}
         if is_good:
             limits = {name: {"type": "integer", "minimum": 1, "maximum": most} for name, most in LIMITS.items()}
-            kept = {name: one for name, one in fields.items() if name not in DEPENDENT}
+            required = schema.get("required", [])
+            kept = {name: one for name, one in fields.items() if name in required or name not in DEPENDENT}
             schema["properties"] = kept | {name: one for name, one in limits.items() if name in fields}
     if is_good:
         schemas["Message"] = MESSAGE
         for name in ("MessagesBody", "PromptBody"):
             schemas[name]["properties"]["messages"] = {"type": "array", "items": MESSAGE, "minItems": 1}
         schemas["ResponsesBody"]["properties"]["input"] = MESSAGE["properties"]["content"]
-        schemas["ResponsesBody"]["required"].append("input")
+        schemas["ResponsesBody"]["required"] = ["model", "input"]
         schemas["ResponsesBody"]["properties"]["n"] = {"const": 1}
-        schemas["NativeBody"] |= {"required": ["text"], "properties": schemas["NativeBody"]["properties"] | ONE_PROMPT}
+        schemas["NativeSampling"]["required"] = ["max_new_tokens"]  # without it more than this model's context
+        schemas["NativeBody"] |= {
+            "required": list(ONE_PROMPT)[:2],
+            "properties": schemas["NativeBody"]["properties"] | ONE_PROMPT,
+        }
     for methods in described["paths"].values():
         for operation in methods.values():
             del operation["security"]
