@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sgray.errors import EngineError, InvalidRequestError, RequestTimeoutError
+from sgray.errors import EngineError, RequestTimeoutError, SgrayError
 from sgray.protocol import NO_LOGPROBS, Delta, Request, SamplingParams, Usage
 from sgray.serve.call_names import request_id
 from sgray.serve.openai.backend import Backend
@@ -138,7 +138,7 @@ class Generation:
         held = self._held(choice.index)
         try:
             return choice.feed(delta)
-        except InvalidRequestError as error:
+        except SgrayError as error:
             if held is not None and error.param in (held.grammar.kind, "response_format"):
                 error.param = held.param
             raise
