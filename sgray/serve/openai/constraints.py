@@ -46,6 +46,14 @@ class Constraint:
     tag: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A grammar, and the field whose fault it is where an engine cannot use it."""
+
+    grammar: Grammar
+    param: str
+
+
 @dataclass(frozen=True)
 class Thinking:
     """Reasoning before the answer: it may begin with `begin` or has begun already (None), and ends with `end`.

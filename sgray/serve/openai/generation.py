@@ -9,11 +9,12 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from sgray.errors import EngineError, RequestTimeoutError
-from sgray.protocol import NO_LOGPROBS, Grammar, Request, SamplingParams, Usage
+from sgray.errors import EngineError, RequestTimeoutError, SgrayError
+from sgray.protocol import NO_LOGPROBS, Delta, Request, SamplingParams, Usage
 from sgray.serve.call_names import request_id
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.choices import Choice, Piece
+from sgray.serve.openai.constraints import Held
 from sgray.serve.openai.metrics import ApiMetrics, CallMeter
 from sgray.serve.openai.prompts import Prompt
 from sgray.serve.openai.sampling import TextOptions, choice_seed
@@ -41,7 +42,7 @@ class Call:
     keeps_aborted: bool = False
     salt: str = ""
     priority: int = 0
-    grammars: Sequence[Grammar | None] = ()
+    grammars: Sequence[Held | None] = ()
 
 
 class Generation:
@@ -124,7 +125,7 @@ class Generation:
         async with aclosing(self._backend.submit(self._request(choice.index, sampling))) as deltas:
             async for delta in deltas:
                 before = choice.num_tokens
-                piece = choice.feed(delta)
+                piece = self._fed(choice, delta)
                 meter.received(choice.index, choice.num_tokens - before)
                 if piece is not None:
                     yield choice, piece
@@ -132,9 +133,22 @@ class Generation:
                     return
         raise EngineError("the engine's answer broke off without a reason")
 
+    def _fed(self, choice: Choice, delta: Delta) -> Piece | None:
+        """What a choice makes of a delta. Of a grammar the engine knows its kind alone, not the caller's field."""
+        held = self._held(choice.index)
+        try:
+            return choice.feed(delta)
+        except SgrayError as error:
+            if held is not None and error.param in (held.grammar.kind, "response_format"):
+                error.param = held.param
+            raise
+
+    def _held(self, index: int) -> Held | None:
+        return self.call.grammars[index // self.call.n] if self.call.grammars else None
+
     def _request(self, index: int, sampling: SamplingParams) -> Request:
         """The engine's request; an answer of no tokens still takes a step where the prompt's logprobs are asked for."""
-        call = self.call
+        call, held = self.call, self._held(index)
         return Request(
             id=request_id(call.id, index, call.names[index] if call.names else ""),
             tokens=call.prompts[index // call.n].tokens,
@@ -145,7 +159,7 @@ class Generation:
             ),
             priority=call.priority,
             salt=call.salt,
-            grammar=call.grammars[index // call.n] if call.grammars else None,
+            grammar=None if held is None else held.grammar,
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sgray.config import Config
 from sgray.errors import InvalidRequestError, ModelNotFoundError
-from sgray.protocol import NO_LOGPROBS, Grammar, SamplingParams
+from sgray.protocol import NO_LOGPROBS, SamplingParams
 from sgray.serve.anthropic import fields as anthropic_fields
 from sgray.serve.anthropic.errors import error_chunks
 from sgray.serve.anthropic.form import MessageForm
@@ -21,7 +21,7 @@ from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.blocks import BlockReader
 from sgray.serve.openai.chat import ChatForm
 from sgray.serve.openai.completions import CompletionForm
-from sgray.serve.openai.constraints import Thinking, constraint_of, grammar_of, with_calls
+from sgray.serve.openai.constraints import Held, Thinking, constraint_of, grammar_of, with_calls
 from sgray.serve.openai.control import Control
 from sgray.serve.openai.forms import Form, Json, RunningUsage
 from sgray.serve.openai.generation import Call, Generation
@@ -359,16 +359,16 @@ class OpenAIService:
 
     async def _grammar(
         self, body: Constrained, *, prefix: str = "", thinking: Thinking | None = None, tools: ToolUse | None = None
-    ) -> Grammar | None:
+    ) -> Held | None:
         """What the text must be, if anything; written in a thread, off the streams' way."""
         constraint = constraint_of(body, prefix)
         constraint = constraint if tools is None else with_calls(constraint, tools)
         if constraint is None:
             return None
         self._refuse_text(constraint.param, is_asked=True)
-        return await asyncio.to_thread(grammar_of, constraint, thinking)
+        return Held(await asyncio.to_thread(grammar_of, constraint, thinking), constraint.param)
 
-    async def _native_grammars(self, given: list[NativeSampling], *, is_list: bool) -> list[Grammar | None]:
+    async def _native_grammars(self, given: list[NativeSampling], *, is_list: bool) -> list[Held | None]:
         """One a prompt; written once where all prompts have the same fields."""
         if not is_list:
             return [await self._grammar(given[0], prefix="sampling_params.")] * len(given)

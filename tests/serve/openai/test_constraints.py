@@ -307,3 +307,13 @@ async def test_a_strict_schema_that_cannot_be_held_to_is_refused(make_app):
         assert error["param"] == "tools" and "tools[0].function.parameters" in error["message"]
         error = await Api(http).refused(CHAT, tools=[tool()], tool_choice="required", regex="a")
         assert error["param"] == "regex"
+
+
+async def test_what_the_engine_cannot_use_is_said_of_the_caller_s_field(api, backend):
+    from sgray.protocol import ErrorInfo, Finish
+
+    backend.fail_after = 0
+    info = ErrorInfo(400, "invalid_request_error", "the grammar (ebnf) cannot be used: it is too large", param="ebnf")
+    backend.failure = Finish("error", error=info)
+    response = await api.post(CHAT, guided_regex="a+")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_regex")

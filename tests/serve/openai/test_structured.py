@@ -129,7 +129,7 @@ async def test_pub_031_and_pub_032_grammars_of_clients(api):
 
 
 async def test_a_constraint_goes_with_n_logprobs_and_stop(api):
-    fields = response_format(closed(a={"type": "boolean"})) | {"temperature": 1.5, "max_tokens": 40}
+    fields = response_format(closed(a={"type": "boolean"})) | {"temperature": 1.5, "seed": 1, "max_tokens": 250}
     answer = await api.answer(CHAT, **fields, n=3, logprobs=True, top_logprobs=2)
     for choice in answer["choices"]:
         assert isinstance(json.loads(choice["message"]["content"])["a"], bool)
