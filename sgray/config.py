@@ -286,6 +286,14 @@ def environment_keys() -> KeyHashes:
     return KeyHashes(_variable_keys("SGRAY_API_KEYS"), _variable_keys("SGRAY_ADMIN_KEY"))
 
 
+def environment_openai_key() -> str:
+    """The key in OPENAI_API_KEY, for OpenAI's own endpoint; raises ConfigError where there is none."""
+    key = os.environ.get("OPENAI_API_KEY")
+    if not key:
+        raise ConfigError("OpenAI's endpoint needs a key: give api_key, or set OPENAI_API_KEY")
+    return key
+
+
 def key_hash(text: bytes, place: str) -> str:
     """The digest of a key, given itself or as `sha256:` and 64 hex digits. Raises ConfigError that names `place`."""
     if text.startswith(b"sha256:"):
