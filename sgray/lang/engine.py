@@ -49,10 +49,10 @@ class Engine:
         template = None if chat_template_name is None else get_chat_template(chat_template_name)
         self.tokenizer, engine = _load(self.config)
         self.loop = LoopThread("sgray-texts")
-        self._local = self.loop.run(_started(engine))
-        self.service = OpenAIService(self.config, self.tokenizer, self._local)
+        self.local = self.loop.run(_started(engine))
+        self.service = OpenAIService(self.config, self.tokenizer, self.local)
         self._native = NativeBackend(LocalTransport(self.service), self.loop, template)
-        self.loop.at_end(self._local.stop)
+        self.loop.at_end(self.local.stop)
         self._is_shut = False
 
     def __enter__(self) -> Engine:
@@ -145,7 +145,7 @@ class Engine:
         """Stop the calls that were given this `rid`, or all."""
         if not rid and not abort_all:
             raise ValueError("give rid, the name of a call, or abort_all=True")
-        self.loop.call(lambda: self._local.abort_calls(None if abort_all else rid))
+        self.loop.call(lambda: self.local.abort_calls(None if abort_all else rid))
 
     def get_server_info(self) -> dict[str, Any]:
         """The configuration and the load."""
@@ -193,7 +193,7 @@ class Engine:
         try:
             while not isinstance(chunk := arrived.get(), Future):
                 yield chunk
-            pump.result()
+            _finish(pump)
         finally:
             pump.cancel()
 
@@ -204,7 +204,7 @@ class Engine:
         try:
             while not isinstance(chunk := await arrived.get(), Future):
                 yield chunk
-            pump.result()
+            _finish(pump)
         finally:
             pump.cancel()
 
@@ -231,6 +231,13 @@ class _Post:
     def put(self, item: Any) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived.put_nowait, item)
+
+
+def _finish(pump: Future[None]) -> None:
+    """Raise what a stream has ended with, if not well."""
+    if pump.cancelled():
+        raise EngineError("the engine was shut down before the answer's end")
+    pump.result()
 
 
 def _load(config: Config) -> tuple[TextCodec, Any]:

@@ -33,6 +33,7 @@ DEFAULTS = Sampling(
     temperature=1.0,
 )
 _SAMPLING_NAMES = frozenset(field.name for field in fields(Sampling)) - {"regex", "json_schema", "ebnf"}
+_SAMPLING_ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 _MIN_PREFIX_CHARS = 64
 
 
@@ -51,12 +52,14 @@ class Program:
     """A function `func(s, ...)`, which may be async, with arguments that are bound already."""
 
     def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
-        names = list(inspect.signature(func).parameters)
+        parameters = inspect.signature(func).parameters
+        names = list(parameters)
         if not names or names[0] != "s":
             raise ValueError(f"the first parameter of a program is called s; {func.__name__}({', '.join(names)})")
         self.func = func
         self.arg_names = names[1:]
         self.bound = dict(bound or {})
+        self._takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
         self.__name__ = func.__name__
         self.__doc__ = func.__doc__
 
@@ -138,11 +141,15 @@ class Program:
     def _call(
         self, args: Sequence[Any], options: Mapping[str, Any], backend: Host | None, *, is_streaming: bool
     ) -> _Call:
-        given = {
-            name: value for name, value in options.items() if name in self.arg_names or name not in _SAMPLING_NAMES
-        }
-        sampling = {name: value for name, value in options.items() if name not in given and value is not None}
+        given, sampling = {}, {}
+        for name, value in options.items():
+            other = _SAMPLING_ALIASES.get(name, name)
+            if name in self.arg_names or other not in _SAMPLING_NAMES:
+                given[name] = value
+            elif value is not None:
+                sampling[other] = value
         arguments = {**self.bound, **given}
+        self._check(given)
         try:
             inspect.signature(self.func).bind(None, *args, **arguments)
         except TypeError as error:
@@ -154,7 +161,7 @@ class Program:
 
     def _check(self, arguments: Mapping[str, Any]) -> None:
         for name in arguments:
-            if name not in self.arg_names:
+            if name not in self.arg_names and not self._takes_any:
                 raise TypeError(
                     f"{self.__name__} has no argument {name!r}; it has {', '.join(self.arg_names) or 'none'}"
                 )

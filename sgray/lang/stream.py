@@ -227,7 +227,8 @@ class Stream:
             ready = [future for condition, future in self._watchers if self.error is not None or condition()]
             self._watchers = [watcher for watcher in self._watchers if watcher[1] not in ready]
         for future in ready:
-            future.set_result(None)
+            if future.set_running_or_notify_cancel():  # a reader that was cancelled waits no more
+                future.set_result(None)
 
     async def _carry_out(self, expression: Expression) -> None:
         if isinstance(expression, Constant):
