@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sgray.lang.program import batch_infer as batch_infer
     from sgray.lang.program import function as function
     from sgray.lang.runtime import Runtime as Runtime
+    from sgray.lang.state import ProgramState as ProgramState
 
 __version__ = "0.1.0"
 
@@ -54,6 +55,7 @@ _HOMES: Mapping[str, str] = MappingProxyType(
         "global_config": "defaults",
         "greedy_token_selection": "choices",
         "OpenAI": "openai",
+        "ProgramState": "state",
         "Runtime": "runtime",
         "RuntimeEndpoint": "endpoint",
         "ServeHandle": "handle",

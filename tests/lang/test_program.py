@@ -332,7 +332,7 @@ def test_a_blocking_read_in_an_async_program_is_an_error_and_not_a_deadlock(back
         s += "The sky is" + sgl.gen("one", max_tokens=3)
         return s["one"]
 
-    with pytest.raises(WouldBlockError, match="await s.get"):
+    with pytest.raises(WouldBlockError, match=r"await s\.get"):
         blocks.run()
 
 
