@@ -127,6 +127,17 @@ class ScheduleConfig(Section):
     disable_cuda_graph: bool = Field(False, description="Launch every kernel of a decode step by itself.")
 
 
+class GrammarConfig(Section):
+    """What one request's grammar may cost."""
+
+    max_source_bytes: int = Field(
+        131072, ge=1, description="Size of a schema, regular expression or grammar; a larger one is refused with 400."
+    )
+    compile_timeout_s: float = Field(
+        5.0, gt=0, description="CPU seconds for compiling one; what takes longer is refused with 400."
+    )
+
+
 class ApiConfig(Section):
     """Who may use the HTTP border, and its limits; each is answered by a 4xx."""
 
@@ -197,6 +208,7 @@ class Config(Section):
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    grammar: GrammarConfig = Field(default_factory=GrammarConfig)
     api: ApiConfig = Field(default_factory=ApiConfig)
     serve: ServeConfig = Field(default_factory=ServeConfig)
 

@@ -203,7 +203,9 @@ class DeviceRunner:
         last = hidden if is_decode else hidden.take(rows.last_rows_B)
         logits_BV = self._model.logits(last, state.logits_BV[: size.num_sequences])
         drawn_B = state.drawn_B[: size.num_sequences]
-        sample(logits_BV, rows.draw_slots_B, rows.draw_positions_B, state.sampling, drawn_B, pdl=pdl)
+        masks_BW = state.masks_BW[: size.num_sequences]
+        draws = (rows.draw_slots_B, rows.draw_positions_B)
+        sample(logits_BV, *draws, state.sampling, drawn_B, bitmask_RW=masks_BW, pdl=pdl)
         record_tokens(drawn_B, rows.draw_slots_B, state.last_tokens_S, pdl=pdl)
         return hidden
 

@@ -30,8 +30,12 @@ class DeviceState:
         self.rows = StepRows.allocate(max_tokens, num_slots, device)
         self.drawn_B = zeros(num_slots)
         self.logits_BV = torch.empty(num_slots, vocab_size, device=device)
+        self.masks_BW = zeros(num_slots, -(-vocab_size // 32))
         pinned = device.type == "cuda"
         self._staged = [torch.zeros(num_words, dtype=torch.int32, pin_memory=pinned) for _ in range(NUM_BUFFERS)]
+        self._staged_masks = [
+            torch.zeros(self.masks_BW.shape, dtype=torch.int32, pin_memory=pinned) for _ in range(NUM_BUFFERS)
+        ]
 
     def admit(self, plan: StepPlan) -> None:
         """Slots learn how their new sequences are sampled."""
@@ -42,6 +46,7 @@ class DeviceState:
                 num_prompt=told.num_prompt,
                 end_ids=told.end_ids,
                 tokens=told.tokens,
+                is_masked=told.is_masked,
             )
             for told in plan.admissions
         ]
@@ -52,6 +57,17 @@ class DeviceState:
         staged = self._staged[plan.step % NUM_BUFFERS]
         used = self._fill(staged.numpy(), plan)
         self.words[:used].copy_(staged[:used], non_blocking=True)
+        if plan.masks:
+            self._upload_masks(plan)
+
+    def _upload_masks(self, plan: StepPlan) -> None:
+        """Queues the copy of a plan's masks; other rows get what nobody reads."""
+        staged = self._staged_masks[plan.step % NUM_BUFFERS]
+        rows_BW = staged.numpy()
+        for index, mask in plan.masks.items():
+            rows_BW[index] = np.frombuffer(mask, dtype=np.int32)
+        first, end = min(plan.masks), max(plan.masks) + 1
+        self.masks_BW[first:end].copy_(staged[first:end], non_blocking=True)
 
     def _fill(self, words: np.ndarray, plan: StepPlan) -> int:
         """Writes the words; how many."""

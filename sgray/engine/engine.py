@@ -10,17 +10,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sgray.config import Config, Hardware
 from sgray.engine.plan import Executor, StepPlan
 from sgray.engine.scheduler import Limits, Scheduler
-from sgray.errors import DeviceLostError, EngineError, SgrayError
+from sgray.errors import DeviceLostError, EngineError, InvalidRequestError, SgrayError
 from sgray.memory.cache import PrefixCache
 from sgray.protocol import EngineInfo, Load, Request, StepReport
+
+if TYPE_CHECKING:
+    from sgray.engine.grammar_queue import GrammarQueue
 
 logger = logging.getLogger(__name__)
 
 CHECK_PERIOD_S = 10.0
+IDLE_S = 0.05
 
 
 class Engine:
@@ -53,6 +59,9 @@ class Engine:
             policy=config.schedule.schedule_policy,
             random_seed=config.schedule.random_seed,
         )
+        self._config = config
+        self._grammars: GrammarQueue | None = None
+        self._wake: Callable[[], None] = lambda: None
 
     @classmethod
     def load(cls, config: Config) -> Engine:
@@ -67,16 +76,54 @@ class Engine:
         """Whether `step` has something to do or to tell; so it is while a step is in flight."""
         return self._scheduler.has_work or self._scheduler.num_in_flight > 0
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a step is of no use before `on_wake`'s function is called."""
+        return (
+            self._scheduler.is_blocked
+            and self._scheduler.num_in_flight == 0
+            and not (self._grammars is not None and self._grammars.has_done)
+        )
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        """Have a function called, on another thread, when a blocked engine may be stepped again."""
+        self._wake = wake
+
+    def prepare_grammars(self) -> None:
+        """Do now what the first request with a grammar would have to wait for: seconds. For any thread, at the start.
+
+        Nothing where there is no tokenizer.
+        """
+        if not self._config.model.skip_tokenizer_init:
+            self._grammar_queue().prepare()
+
     def add(self, request: Request) -> None:
         """Queue a request; raises the SgrayError that refuses it."""
+        if request.grammar is None:
+            self._scheduler.add(request)
+            return
+        grammars = self._grammar_queue()
+        grammars.check(request.grammar)
         self._scheduler.add(request)
+        grammars.submit(request.id, request.grammar)
 
     def abort(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
         self._scheduler.abort(request_id)
+        if self._grammars is not None:
+            self._grammars.cancel(request_id)
 
     def step(self) -> StepReport:
-        """Begin the next step, if there is one, take in the oldest one that is due, and tell what happened."""
+        """Begin the next step, if there is one, take in the oldest one that is due, and tell what happened.
+
+        A blocked engine waits a moment.
+        """
+        if self._grammars is not None:
+            if self.is_blocked:
+                self._grammars.wait(IDLE_S)
+            self._take_grammars(self._grammars)
+        if self._scheduler.is_answer_due:
+            self._collect()
         plan = self._scheduler.schedule()
         if plan is not None and not self._submit(plan):
             return self.report()
@@ -106,10 +153,36 @@ class Engine:
         self._executor.reset()
         self._cache.clear()  # before its leases: if its books are wrong, giving them back would stumble over that
         self._scheduler.fail_all(error)
+        if self._grammars is not None:
+            self._grammars.clear()
 
     def check(self) -> None:
         """Prove the books of pages and slots; AssertionError if they are wrong."""
         self._scheduler.check()
+
+    def _grammar_queue(self) -> GrammarQueue:
+        """Made with the first grammar."""
+        if self._config.model.skip_tokenizer_init:
+            raise InvalidRequestError(
+                "this server runs without a tokenizer (model.skip_tokenizer_init), so it cannot follow a grammar"
+            )
+        if self._grammars is None:
+            from sgray.engine.grammar_queue import GrammarQueue  # not needed where no grammar comes
+
+            config, info = self._config, self.info
+            self._grammars = GrammarQueue.of_tokenizer(
+                lambda: _tokenizer_dir(config, info), info.vocab_size, info.end_ids, config.grammar
+            )
+            self._grammars.wake = lambda: self._wake()
+        return self._grammars
+
+    def _take_grammars(self, grammars: GrammarQueue) -> None:
+        """Give grammars that are ready to those that wait for them."""
+        for request_id, outcome in grammars.take():
+            if isinstance(outcome, SgrayError):
+                self._scheduler.refuse(request_id, outcome)
+            else:
+                self._scheduler.resume(request_id, outcome.start)
 
     def _submit(self, plan: StepPlan) -> bool:
         try:
@@ -152,6 +225,13 @@ class Engine:
         except AssertionError:
             logger.exception("the cache's books are wrong; the cache is rebuilt empty")
             self._cache.clear()
+
+
+def _tokenizer_dir(config: Config, info: EngineInfo) -> Path:
+    from sgray.models.hub import resolve_model
+
+    path = config.model.tokenizer_path
+    return Path(info.model_dir) if path is None else resolve_model(path)
 
 
 def _limits(info: EngineInfo, config: Config) -> Limits:

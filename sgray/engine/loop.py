@@ -64,6 +64,7 @@ class EngineLoop:
         self._last_step = clock()
         self._error: str | None = None
         self._thread = threading.Thread(target=self._run, name="sgray-engine", daemon=True)
+        engine.on_wake(self._wake_up)
 
     def start(self) -> None:
         """Start the thread; once."""
@@ -116,6 +117,11 @@ class EngineLoop:
         if is_late:
             self._tell_flushed([item], is_empty=False)
 
+    def _wake_up(self) -> None:
+        """What the engine was blocked by may be gone."""
+        with self._wake:
+            self._wake.notify()
+
     def _mark_busy(self) -> None:
         if not self._is_busy:
             self._is_busy = True
@@ -132,9 +138,10 @@ class EngineLoop:
     def _wait(self) -> list[Item] | None:
         """What came in, at once if there is work; None when the loop is to end."""
         with self._wake:
-            while not (self._inbox or self._is_stopping or self._engine.has_work):
+            while not (self._inbox or self._is_stopping or self._can_step()):
                 self._is_busy = False
                 self._wake.wait()
+            self._mark_busy()
             if self._is_stopping:
                 return None
             items, self._inbox = self._inbox, []
@@ -148,12 +155,15 @@ class EngineLoop:
             if refusals or report.deltas or report.events:  # do not let these wait for a step
                 self._send(replace(report, deltas=refusals + report.deltas))
             self._tell_flushed(items, is_empty=is_empty)
-        if not self._engine.has_work:
+        if not self._can_step():
             return
         report = self._engine.step()
         self._last_step = self._clock()
         self._error = self._engine.failure
         self._send(report)
+
+    def _can_step(self) -> bool:
+        return self._engine.has_work and not self._engine.is_blocked
 
     def _take(self, item: Item) -> Delta | None:
         """Pass one inbox item on, but for a flush, which comes after all of them; the answer if it is refused."""

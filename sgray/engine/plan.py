@@ -22,7 +22,8 @@ class Admission:
 
     `tokens` are all tokens known so far; `tokens[num_prompt:]` were generated before a retraction. `end_ids` may not be
     drawn while fewer than `sampling.min_new_tokens` tokens are generated. `seed` and the index of the generated token
-    alone fix the random draw, so neither batch-mates nor retraction change a result.
+    alone fix the random draw, so neither batch-mates nor retraction change a result. With `is_masked`, every plan that
+    draws for the sequence has a mask for it.
     """
 
     slot: int
@@ -31,6 +32,7 @@ class Admission:
     num_prompt: int
     tokens: list[int]
     end_ids: tuple[int, ...] = ()
+    is_masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,9 @@ class StepPlan:
     `new_pages` are (slot, place, page): entry `place` of that slot's row of pages becomes `page`. Places of a slot come
     in order and without a gap, and then its row covers `starts[i] + lengths[i]` tokens. `tokens` is flat and
     `sum(lengths)` long; the last one of a sequence may be `ON_DEVICE`. `samples[i]` says that the last computed
-    position gives the next token. `copies` are (source page, destination page), done before everything else.
+    position gives the next token. `copies` are (source page, destination page), done before everything else. `masks`
+    says, by index in the batch, which ids may be drawn: id i where bit i % 8 of byte i // 8 is set, in whole words of
+    32 bits; what the last word says of ids beyond the vocabulary means nothing.
     """
 
     step: int
@@ -52,6 +56,7 @@ class StepPlan:
     samples: list[bool] = field(default_factory=list)
     new_pages: list[tuple[int, int, int]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    masks: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

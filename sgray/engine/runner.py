@@ -115,18 +115,19 @@ class ModelRunner:
             return Sampled([], [])
         spans = [batch.spans[index] for index in sampling]
         rows = [
-            self._row(plan.slots[index], span.start + span.length) for index, span in zip(sampling, spans, strict=True)
+            self._row(plan.slots[index], span.start + span.length, plan.masks.get(index))
+            for index, span in zip(sampling, spans, strict=True)
         ]
         last = [span.row + span.length - 1 for span in spans]
         if len(last) < len(batch.tokens):
             hidden = hidden.take(torch.tensor(last, device=batch.tokens.device))
         return sample(self._model.logits(hidden), rows)
 
-    def _row(self, slot: int, position: int) -> RowSampling:
+    def _row(self, slot: int, position: int, mask: bytes | None) -> RowSampling:
         """How the token at `position` of a slot's sequence is drawn."""
         state = self._slots[slot]
         told = state.admission
-        return RowSampling(told.sampling, told.seed, position - told.num_prompt, told.end_ids, state.counts)
+        return RowSampling(told.sampling, told.seed, position - told.num_prompt, told.end_ids, state.counts, mask)
 
     def _prompt_logprobs(
         self, plan: StepPlan, index: int, batch: Batch, hidden: Residual

@@ -4,8 +4,9 @@ The draw of one token is fixed by (seed, index of the generated token): one unif
 in the row's cumulative distribution. So no generator state exists, and a sequence that is moved or computed again
 draws the same tokens.
 
-Order of the steps, as in transformers: logit bias, penalties, end ids held back, temperature, top-k, top-p (over what
-top-k left), min-p. Log-probabilities are of the model's own distribution, before all of these, as OpenAI and vLLM give.
+Order of the steps, as in transformers: logit bias, penalties, end ids held back, mask, temperature, top-k, top-p (over
+what top-k left), min-p. Log-probabilities are of the model's own distribution, before all of these, as OpenAI and vLLM
+give.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +52,8 @@ class Counts:
 class RowSampling:
     """One row's wishes: the sequence's parameters and seed, and which of its generated tokens this is.
 
-    `counts` is set where the parameters have a penalty; `end_ids` are held back while `index < min_new_tokens`.
+    `counts` is set where the parameters have a penalty; `end_ids` are held back while `index < min_new_tokens`. `mask`
+    leaves, if it is set, the ids whose bits are set, as in a `StepPlan`.
     """
 
     params: SamplingParams
@@ -58,6 +61,7 @@ class RowSampling:
     index: int
     end_ids: tuple[int, ...] = ()
     counts: Counts | None = None
+    mask: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def has_penalty(params: SamplingParams) -> bool:
 
 
 def adjust(logits_V: Tensor, row: RowSampling) -> None:
-    """Applies bias, penalties and held-back ends to one row of float32 logits, in place."""
+    """Applies bias, penalties, held-back ends and the mask to one row of float32 logits, in place."""
     params = row.params
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits_V.device)
@@ -104,6 +108,8 @@ def adjust(logits_V: Tensor, row: RowSampling) -> None:
         _penalise(logits_V, params, row.counts)
     if row.index < params.min_new_tokens and row.end_ids:
         logits_V[torch.tensor(row.end_ids, device=logits_V.device)] = float("-inf")
+    if row.mask is not None:
+        logits_V.masked_fill_(_is_barred(row.mask, len(logits_V)).to(logits_V.device), float("-inf"))
 
 
 def uniform(seed: int, index: int) -> float:
@@ -133,6 +139,12 @@ def rows_at_once(vocab_size: int) -> int:
     return max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
 
 
+def _is_barred(mask: bytes, vocab_size: int) -> Tensor:
+    """True where an id may not be drawn."""
+    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=vocab_size, bitorder="little")
+    return torch.from_numpy(bits) == 0
+
+
 def _is_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0 or params.top_k == 1
 
@@ -141,7 +153,7 @@ def _is_plain_greedy(row: RowSampling) -> bool:
     """Whether the largest logit is the answer as it stands."""
     params = row.params
     is_held = bool(row.end_ids) and row.index < params.min_new_tokens
-    return _is_greedy(params) and not params.logit_bias and row.counts is None and not is_held
+    return _is_greedy(params) and not params.logit_bias and row.counts is None and not is_held and row.mask is None
 
 
 def _penalise(logits_V: Tensor, params: SamplingParams, counts: Counts) -> None:

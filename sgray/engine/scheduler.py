@@ -25,12 +25,13 @@ import random
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from sgray.engine.metrics import StepSpeed
 from sgray.engine.plan import ON_DEVICE, Admission, StepPlan, StepResult
 from sgray.engine.policy import choose_order, running_rank, waiting_rank
-from sgray.engine.sequence import NO_SLOT, PREFIX_WAIT, Sequence, failure
+from sgray.engine.sequence import GRAMMAR_WAIT, NO_SLOT, PREFIX_WAIT, Matcher, Sequence, failure
 from sgray.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError, SgrayError
 from sgray.memory.cache import KVLease, PrefixCache
 from sgray.protocol import (
@@ -134,6 +135,16 @@ class Scheduler:
         return not self._sequences
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether nothing can be done before something outside has been done for one of the sequences."""
+        return not (self._running or self._deltas) and all(GRAMMAR_WAIT in s.waits for s in self._waiting)
+
+    @property
+    def is_answer_due(self) -> bool:
+        """Whether a mask of the next step depends on what the newest step in flight draws."""
+        return bool(self._flights and self._flights[-1].plan.masks)
+
+    @property
     def num_in_flight(self) -> int:
         """Plans that are neither answered nor failed."""
         return len(self._flights)
@@ -156,7 +167,22 @@ class Scheduler:
         if request.sampling.max_new_tokens == 0 and sequence.prompt_logprobs is None:
             self._finish(sequence, Finish("length"))
             return
+        if request.grammar is not None:
+            sequence.waits.add(GRAMMAR_WAIT)
         self._enqueue(sequence)
+
+    def resume(self, request_id: str, start: Callable[[SequenceOf[int], frozenset[int]], Matcher]) -> None:
+        """The grammar that a request waits for is ready: `start` makes a matcher from its `after` and its stop ids."""
+        sequence = self._sequences[request_id]
+        assert sequence.request.grammar is not None
+        sequence.waits.discard(GRAMMAR_WAIT)
+        sequence.begin_matching(start(sequence.request.grammar.after, sequence.stop_ids))
+        if sequence.finish is not None:
+            self._finish(sequence, sequence.finish)
+
+    def refuse(self, request_id: str, error: SgrayError) -> None:
+        """End a request that waits for what cannot be had."""
+        self._fail(self._sequences[request_id], error)
 
     def abort(self, request_id: str) -> None:
         """End a request now, wherever it is; unknown and finished ones are none of our business."""
@@ -491,6 +517,8 @@ class Scheduler:
             plan.slots.append(sequence.slot)
             plan.starts.append(start)
             plan.lengths.append(count)
+            if may_sample and sequence.matcher is not None:
+                plan.masks[len(plan.samples)] = sequence.mask
             plan.samples.append(may_sample)
             if count > 1:
                 plan.tokens.extend(tokens[start:end])
@@ -519,7 +547,9 @@ class Scheduler:
             sequence.seed,
             sequence.num_prompt,
             list(sequence.tokens),
-            tuple(sorted(sequence.stop_ids)),
+            # A mask holds ends back by itself, where that leaves anything to draw.
+            () if sequence.matcher is not None else tuple(sorted(sequence.stop_ids)),
+            is_masked=sequence.matcher is not None,
         )
 
     # ---- after a step

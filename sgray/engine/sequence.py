@@ -6,6 +6,7 @@ Knows no device, batch or queue. A sequence has no phases: what is left to do is
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sgray.errors import SgrayError
 from sgray.memory.cache import KVLease
@@ -13,6 +14,17 @@ from sgray.protocol import NO_LOGPROBS, Delta, ErrorInfo, Finish, Request, Token
 
 NO_SLOT = -1
 PREFIX_WAIT = "prefix"
+GRAMMAR_WAIT = "grammar"
+
+
+class Matcher(Protocol):
+    """Follows the generated tokens of one sequence through its grammar. Methods raise the SgrayError that ends it."""
+
+    def accept(self, token: int) -> None:
+        """Go on by a token."""
+
+    def mask(self, held: frozenset[int]) -> bytes | None:
+        """What may be drawn next, as in a `StepPlan`, without `held` if possible; None if only the end may follow."""
 
 
 @dataclass(eq=False, slots=True)
@@ -23,7 +35,7 @@ class Sequence:
     flight are done, `[0, num_computed)` stand in the lease's pages. `num_pending` tokens are drawn by those steps and
     follow `tokens`; nobody here knows them yet. `seed` and the index of a generated token fix its random draw. `number`
     and `arrival` (seconds) never change, so a retracted sequence keeps its age. `num_uncached` estimates, while it
-    waits, how many tokens it will have to compute.
+    waits, how many tokens it will have to compute. With a `matcher`, `mask` is for the token after `tokens`.
     """
 
     request: Request
@@ -49,6 +61,8 @@ class Sequence:
     finish: Finish | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     has_emitted: bool = False
+    matcher: Matcher | None = None
+    mask: bytes = b""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
@@ -99,8 +113,30 @@ class Sequence:
         self.tokens.append(token)
         if token in self.stop_ids and self.num_generated > self.request.sampling.min_new_tokens:
             self.finish = Finish("stop", matched=token)
-        elif len(self.tokens) >= self.max_length:
+        elif self.matcher is not None:
+            self._follow(self.matcher, token)
+        if self.finish is None and len(self.tokens) >= self.max_length:
             self.finish = Finish("length")
+
+    def begin_matching(self, matcher: Matcher) -> None:
+        """Obey a grammar from the next token on; finish if it allows none."""
+        self.matcher = matcher
+        self._follow(matcher, None)
+
+    def _follow(self, matcher: Matcher, token: int | None) -> None:
+        """Go on in the grammar by a token, and prepare for the next one; finish where there can be none."""
+        is_held = self.num_generated < self.request.sampling.min_new_tokens
+        try:
+            if token is not None:
+                matcher.accept(token)
+            mask = matcher.mask(self.stop_ids if is_held else frozenset())
+        except SgrayError as error:
+            self.finish = failure(error)
+            return
+        if mask is None:
+            self.finish = Finish("stop")
+        else:
+            self.mask = mask
 
     def delta(self, tokens: list[int], logprobs: list[TokenLogprobs]) -> Delta:
         """What the outside has not heard yet: these new tokens, the finish if any, and what comes but once."""

@@ -67,6 +67,11 @@ class Tokenizer:
         """Whether chat messages can be turned into a prompt."""
         return self._chat_template.exists
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids of tokens that stand for no text, such as the ends of turns."""
+        return self._vocabulary.special_ids
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`, with what the tokenizer's own post-processor adds unless `add_special_tokens` is off."""
         return list(self._backend.encode(_valid(text), add_special_tokens=add_special_tokens).ids)

@@ -18,6 +18,8 @@ LEAVES = {
     "api.reasoning_parser",
     "api.request_timeout_s",
     "api.tool_call_parser",
+    "grammar.compile_timeout_s",
+    "grammar.max_source_bytes",
     "memory.disable_radix_cache",
     "memory.max_total_tokens",
     "memory.mem_fraction_static",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sgray.errors import EngineError, RequestTimeoutError
-from sgray.protocol import NO_LOGPROBS, Request, SamplingParams, Usage
+from sgray.protocol import NO_LOGPROBS, Grammar, Request, SamplingParams, Usage
 from sgray.serve.call_names import request_id
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.choices import Choice, Piece
@@ -27,8 +27,8 @@ ResultT = TypeVar("ResultT")
 class Call:
     """A checked call: `n` choices for each prompt.
 
-    `sampling[i]` and `text[i]` belong to prompt i. `names` are what the caller calls the choices, if it does.
-    `keeps_aborted` as in a choice.
+    `sampling[i]` and `text[i]` belong to prompt i, as does `grammars[i]` where there are any. `names` are what the
+    caller calls the choices, if it does. `keeps_aborted` as in a choice.
     """
 
     id: str
@@ -41,6 +41,7 @@ class Call:
     keeps_aborted: bool = False
     salt: str = ""
     priority: int = 0
+    grammars: Sequence[Grammar | None] = ()
 
 
 class Generation:
@@ -144,6 +145,7 @@ class Generation:
             ),
             priority=call.priority,
             salt=call.salt,
+            grammar=call.grammars[index // call.n] if call.grammars else None,
         )
 
 

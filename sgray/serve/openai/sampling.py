@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sgray.errors import InvalidRequestError
 from sgray.protocol import MAX_END_IDS, MAX_LOGIT_BIASES, SamplingParams
-from sgray.serve.openai.schemas import INT64, STRUCTURED, Sampling
+from sgray.serve.openai.schemas import INT64, Sampling
 from sgray.serve.openai.validate import checked_text, kind, shown, wrong_type, wrong_value
 
 _GREEDY_BELOW = 1e-4  # dividing logits by less only overflows; the best token has all the mass long before
@@ -86,40 +85,6 @@ def checked_n(n: int, num_prompts: int, limits: Limits, param: str) -> int:
     if n * num_prompts > most:
         wrong_value(param, param, f"{num_prompts} prompts times n = {n} are more than the {most} answers allowed.")
     return n
-
-
-def check_response_format(value: object) -> None:
-    """Accept {"type": "text"}; refuse anything badly formed by its place, and structured output for now."""
-    param = "response_format"
-    if value is None:
-        return
-    if not isinstance(value, dict):
-        wrong_type(param, param, "an object", value)
-    kinds = ("text", "json_object", "json_schema")
-    if value.get("type") not in kinds:
-        wrong_value(f"{param}.type", f"{param}.type", f"{shown(value.get('type'))} is not one of {', '.join(kinds)}.")
-    if value["type"] == "json_schema":
-        _check_json_schema(value)
-    elif extra := [name for name in value if name != "type"]:
-        wrong_value(param, param, f"{shown(extra[0])} does not belong beside type {value['type']!r}.")
-    if value["type"] != "text":
-        message = f"response_format of type {value['type']!r}: {STRUCTURED}."
-        raise InvalidRequestError(message, param=param, code="unsupported_value")
-
-
-def _check_json_schema(value: dict[str, Any]) -> None:
-    """Shape of {"type": "json_schema", "json_schema": {"name", "schema", "strict", "description"}}."""
-    param = "response_format.json_schema"
-    if "json_schema" not in value:
-        misplaced = " Here 'schema' stands beside 'type'." if "schema" in value else ""
-        message = f"Missing required parameter: '{param}'. The schema belongs under json_schema.schema.{misplaced}"
-        raise InvalidRequestError(message, param=param, code="missing_required_parameter")
-    inner = value["json_schema"]
-    if not isinstance(inner, dict):
-        wrong_type(param, param, "an object", inner)
-    checked_text(f"{param}.name", f"{param}.name", inner.get("name"))
-    if not isinstance(inner.get("schema"), dict):
-        wrong_type(f"{param}.schema", f"{param}.schema", "an object (a JSON schema)", inner.get("schema"))
 
 
 def _temperature(value: float) -> float:

@@ -30,7 +30,16 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = Field(None, description="Only false: chunks are never padded.")
 
 
-class Sampling(Body):
+class Constrained(Body):
+    """What the text must be, with SGLang's names; one of them, and none of the others that a body may have."""
+
+    regex: str | None = Field(None, description="The whole text matches it.")
+    ebnf: str | None = Field(None, description="A grammar in GBNF whose root is called root.")
+    json_schema: Any = Field(None, description="A JSON schema, also as a string.")
+    structural_tag: Any = Field(None, description="A structural tag, also as a string.")
+
+
+class Sampling(Constrained):
     """How tokens are drawn and where the text ends: the same fields in every form."""
 
     n: int = Field(1, ge=1)
@@ -58,7 +67,15 @@ class OpenAIBody(Sampling):
     seed: int | None = Field(None, ge=-INT64, lt=INT64, description="Choice i of a prompt uses seed + i.")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    response_format: Any = Field(None, description='Only {"type": "text"} so far.')
+    response_format: Any = Field(None, description='Type "text", "json_object", "json_schema" or "structural_tag".')
+    guided_json: Any = Field(None, description="vLLM's name of json_schema.")
+    guided_regex: str | None = Field(None, description="vLLM's name of regex.")
+    guided_choice: Any = Field(None, description="An array of strings, of which the text is one.")
+    guided_grammar: str | None = Field(None, description="vLLM's name of ebnf.")
+    structured_outputs: Any = Field(
+        None,
+        description="vLLM's newer form: json, regex, choice, grammar, json_object or structural_tag in an object.",
+    )
     user: str = Field("", description="Ignored: names the end user for the provider's abuse watch.")
     include_stop_str_in_output: bool = Field(False, description="vLLM's name of no_stop_trim.")
     cache_salt: str = Field("", max_length=256, description="Callers with different salts share no cached prefix.")
@@ -163,7 +180,6 @@ class AbortBody(Body):
     abort_all: bool = False
 
 
-STRUCTURED = "structured output is not supported yet"
 TEXT_ONLY = "the models served here read text alone"
 TRANSFER = "prompts are not computed on other replicas than answers"
 
@@ -182,14 +198,6 @@ UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "verbosity": (("medium",), "verbosity cannot be set"),
     "web_search_options": ((), "there is no web search"),
     "suffix": (("",), "text cannot be inserted before a suffix"),
-    "regex": ((), STRUCTURED),
-    "ebnf": ((), STRUCTURED),
-    "json_schema": ((), STRUCTURED),
-    "structural_tag": ((), STRUCTURED),
-    "guided_json": ((), STRUCTURED),
-    "guided_regex": ((), STRUCTURED),
-    "guided_choice": ((), STRUCTURED),
-    "guided_grammar": ((), STRUCTURED),
 }
 """Known fields that cannot be honoured: the values that ask for nothing, and the reason for refusing the others."""
 
@@ -227,10 +235,6 @@ NATIVE_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
 """The same for the native form, whose fields are SGLang's."""
 
 NATIVE_SAMPLING_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
-    "json_schema": ((), STRUCTURED),
-    "regex": ((), STRUCTURED),
-    "ebnf": ((), STRUCTURED),
-    "structural_tag": ((), STRUCTURED),
     "stop_regex": (([],), "patterns that end an answer are not supported; use stop"),
     "beam_width": ((1,), "there is no beam search; use n"),
     "spaces_between_special_tokens": ((True,), "text is exactly what the tokens say"),

@@ -12,11 +12,12 @@ from typing import Any
 
 from sgray.config import Config
 from sgray.errors import InvalidRequestError, ModelNotFoundError
-from sgray.protocol import NO_LOGPROBS, SamplingParams
+from sgray.protocol import NO_LOGPROBS, Grammar, SamplingParams
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.chat import ChatForm
 from sgray.serve.openai.completions import CompletionForm
+from sgray.serve.openai.constraints import Thinking, constraint_of, grammar_of, with_calls
 from sgray.serve.openai.control import Control
 from sgray.serve.openai.forms import Form, Json, RunningUsage
 from sgray.serve.openai.generation import Call, Generation
@@ -36,7 +37,6 @@ from sgray.serve.openai.reading import PROMPT_END_TOKENS, Reading, is_inside
 from sgray.serve.openai.sampling import (
     Limits,
     TextOptions,
-    check_response_format,
     checked_n,
     sampling_params,
     stop_strings,
@@ -45,6 +45,7 @@ from sgray.serve.openai.schemas import (
     UNSUPPORTED,
     ChatBody,
     CompletionBody,
+    Constrained,
     NativeSampling,
     OpenAIBody,
     ScoreBody,
@@ -147,6 +148,8 @@ class OpenAIService:
         top_logprobs = _chat_logprobs(chat)
         tools = tool_use(chat, self._api.tool_call_parser)
         prompt = await self._chat_prompt(chat, tools)
+        reading = self._reading(chat, prompt, tools)
+        grammar = await self._grammar(chat, thinking=self._thinking(reading), tools=tools)
         sampling = replace(sampling_params(chat, limits), logprobs=top_logprobs)
         form = ChatForm(
             f"chatcmpl-{uuid.uuid4().hex}",
@@ -156,10 +159,10 @@ class OpenAIService:
             has_logprobs=chat.logprobs,
             top_logprobs=max(0, top_logprobs),
             has_usage=_has_usage(chat),
-            reading=self._reading(chat, prompt, tools),
+            reading=reading,
         )
         per_prompt = [self._budget(chat, sampling, prompt, _chat_limit(chat), None, "messages", limits)]
-        call = self._call(form.id, chat, [prompt], per_prompt, limits)
+        call = replace(self._call(form.id, chat, [prompt], per_prompt, limits), grammars=[grammar])
         if tools.format is not None and tools.format.has_special_tokens:  # whatever the call says: they mark its calls
             call = replace(call, text=[replace(options, skip_special_tokens=False) for options in call.text])
         return self._answer(form, call, chat.stream, options=chat.stream_options, has_fast_text=form.reading.is_plain)
@@ -189,8 +192,9 @@ class OpenAIService:
             self._budget(text, sampling, prompt, text.max_tokens, _DEFAULT_COMPLETION_TOKENS, "prompt", limits)
             for prompt in prompts
         ]
-        call = self._call(form.id, text, prompts, per_prompt, limits)
-        return self._answer(form, replace(call, echo=text.echo), text.stream, options=text.stream_options)
+        grammars = [await self._grammar(text)] * len(prompts)
+        call = replace(self._call(form.id, text, prompts, per_prompt, limits), echo=text.echo, grammars=grammars)
+        return self._answer(form, call, text.stream, options=text.stream_options)
 
     async def open_native(self, body: object) -> Answer:
         """A checked call in the native form."""
@@ -219,6 +223,7 @@ class OpenAIService:
             keeps_aborted=True,
             salt=native.cache_salt,
             priority=native.priority,
+            grammars=await self._native_grammars(given, is_list=isinstance(native.sampling_params, list)),
         )
         return self._answer(form, call, native.stream, has_fast_text=False)
 
@@ -265,7 +270,6 @@ class OpenAIService:
 
     def _check_openai(self, body: OpenAIBody) -> None:
         self._check_model(body.model)
-        check_response_format(body.response_format)
         options = body.stream_options
         if options is not None and not body.stream:
             wrong_value("stream_options", "stream_options", "it is only allowed when stream is true.")
@@ -280,6 +284,33 @@ class OpenAIService:
         stop = stop_strings(body.stop, f"{prefix}stop", limits)
         self._refuse_text(f"{prefix}stop", is_asked=bool(stop))
         return TextOptions(stop, include_stop=body.no_stop_trim, skip_special_tokens=body.skip_special_tokens)
+
+    async def _grammar(
+        self, body: Constrained, *, prefix: str = "", thinking: Thinking | None = None, tools: ToolUse | None = None
+    ) -> Grammar | None:
+        """What the text must be, if anything; written in a thread, off the streams' way."""
+        constraint = constraint_of(body, prefix)
+        constraint = constraint if tools is None else with_calls(constraint, tools)
+        if constraint is None:
+            return None
+        self._refuse_text(constraint.param, is_asked=True)
+        return await asyncio.to_thread(grammar_of, constraint, thinking)
+
+    async def _native_grammars(self, given: list[NativeSampling], *, is_list: bool) -> list[Grammar | None]:
+        """One a prompt; written once where all prompts have the same fields."""
+        if not is_list:
+            return [await self._grammar(given[0], prefix="sampling_params.")] * len(given)
+        return [await self._grammar(one, prefix=f"sampling_params[{index}].") for index, one in enumerate(given)]
+
+    def _thinking(self, reading: Reading) -> Thinking | None:
+        """The reasoning that an answer has before it, or may have."""
+        form = reading.reasoning
+        if form is None or reading.is_inside is False:
+            return None
+        if not (form.is_forced if reading.is_inside is None else reading.is_inside):
+            return Thinking(form.begin, form.end)
+        end = tuple(self._tokenizer.encode(form.end, add_special_tokens=False))
+        return Thinking(None, form.end, end if len(end) == 1 else ())
 
     def _refuse_text(self, param: str, *, is_asked: bool) -> None:
         """Raise where `param` asks for text and there is no tokenizer."""

@@ -13,6 +13,8 @@ from typing import Any
 from sgray.text.source import Source, Waiting
 from sgray.text.tools.calls import MAX_NAME_CHARS, Calls, parsed
 
+_MAX_STEPS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class TaggedCalls:
@@ -52,13 +54,14 @@ class TaggedCalls:
         yield from source.accept(self.name_ends[0])
         source.is_pinned = False
         calls.start(name)
-        is_whole = yield from self._arguments(source, calls, _properties(calls.tools[name]))
+        is_whole = yield from self._arguments(source, calls, calls.tools[name])
         calls.end(is_whole=is_whole)
         source.is_pinned = False
         return True
 
-    def _arguments(self, source: Source, calls: Calls, properties: Mapping[str, Any]) -> Waiting[bool]:
+    def _arguments(self, source: Source, calls: Calls, schema: Mapping[str, Any]) -> Waiting[bool]:
         """Read the arguments and the end of the call; False where something else comes, or nothing."""
+        properties = _properties(schema)
         calls.arguments("{")
         separator = ""
         while True:
@@ -76,7 +79,7 @@ class TaggedCalls:
                 calls.arguments(f"{separator}{_text_of(key)}: {_text_of(source.text[source.position :])[:-1]}")
                 source.position = len(source.text)
                 return False
-            calls.arguments(f"{separator}{_text_of(key)}: {_typed(text, properties.get(key))}")
+            calls.arguments(f"{separator}{_text_of(key)}: {_typed(text, kinds_of(properties.get(key), schema))}")
             separator = ", "
             source.is_pinned = False
         has_end = bool(self.end) and (yield from source.accept(self.end))
@@ -111,9 +114,8 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _typed(text: str, schema: Any) -> str:
+def _typed(text: str, kinds: set[str]) -> str:
     """The JSON of a value: a string where the schema allows one, else what the text says if that is JSON."""
-    kinds = _kinds(schema)
     plain = text.strip()
     if plain == "null" and (not kinds or "null" in kinds):
         return plain
@@ -123,21 +125,37 @@ def _typed(text: str, schema: Any) -> str:
     return plain
 
 
-def _kinds(schema: Any) -> set[str]:
-    """The JSON types that a schema names, or that its values have; none where it says nothing."""
-    if not isinstance(schema, Mapping):
+def kinds_of(schema: Any, root: Any, depth: int = 0) -> set[str]:
+    """The JSON types that a schema names, or that its values have; none where it says nothing.
+
+    `root` is the schema that references inside it begin at.
+    """
+    if not isinstance(schema, Mapping) or depth > _MAX_STEPS:
         return set()
     named = schema.get("type")
     listed = named if isinstance(named, list) else [named]
     kinds = {kind for kind in listed if isinstance(kind, str)}
-    for key in ("anyOf", "oneOf"):
+    if kinds:
+        return kinds
+    values = schema.get("enum") if isinstance(schema.get("enum"), list) else []
+    values = [*(values or []), *([schema["const"]] if "const" in schema else [])]
+    if any(isinstance(one, str) for one in values):
+        return {"string"} | ({"null"} if None in values else set())
+    for key in ("anyOf", "oneOf", "allOf"):
         options = schema.get(key)
         for option in options if isinstance(options, list) else ():
-            kinds |= _kinds(option)
-    values = schema.get("enum")
-    if not kinds and isinstance(values, list) and any(isinstance(one, str) for one in values):
-        kinds = {"string"}
-    return kinds
+            kinds |= kinds_of(option, root, depth + 1)
+    return kinds | kinds_of(_referenced(schema.get("$ref"), root), root, depth + 1)
+
+
+def _referenced(reference: Any, root: Any) -> Any:
+    """What a reference inside the root schema leads to; None where it leads elsewhere."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found = root
+    for name in reference[1:].split("/")[1:]:
+        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
 
 
 def _text_of(text: str) -> str:
