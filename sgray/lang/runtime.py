@@ -41,9 +41,9 @@ class Runtime:
         self.port = int(given.pop("port", 0) or _free_port())
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "sgray.launch_server", "--port", str(self.port), *server_flags(given)]
-        self._log = None if log_level in ("info", "debug") else tempfile.TemporaryFile()
-        words = {} if self._log is None else {"stdout": self._log, "stderr": subprocess.STDOUT}
-        self._server = subprocess.Popen(command, start_new_session=True, **words)
+        self._log = None if log_level in ("info", "debug") else tempfile.TemporaryFile()  # noqa: SIM115 - kept
+        words = None if self._log is None else subprocess.STDOUT
+        self._server = subprocess.Popen(command, start_new_session=True, stdout=self._log, stderr=words)
         self._finalizer = weakref.finalize(self, stop_server, self._server)  # also when this process ends
         self.endpoint = RuntimeEndpoint(self.url, chat_template_name=chat_template_name)
         try:

@@ -131,7 +131,7 @@ def test_a_script_without_ray_ends_by_itself(toy: sgl.Engine, tmp_path: Path) ->
     script.write_text(
         "import sys, sgray as sgl\n"
         "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)\n"
-        f"engine = sgl.Engine({toy.config.model.model_path!r}, load_format='dummy', device='cpu', max_total_tokens=512)\n"
+        f"engine = sgl.Engine({toy.config.model.model_path!r}, load_format='dummy', max_total_tokens=512)\n"
         "print(len(engine.generate('One', {'max_new_tokens': 2, 'temperature': 0})['output_ids']))\n"
         "assert 'ray' not in sys.modules\n"
     )
