@@ -26,7 +26,7 @@ def test_the_best_of_several_answers(engine: sgl.Engine) -> None:
 
 
 def test_a_tree_of_thought_ends_with_an_answer(engine: sgl.Engine) -> None:
-    assert load("tree_of_thought").main(engine, max_tokens=3).strip()
+    assert load("tree_of_thought").main(engine, max_tokens=2).strip()
 
 
 def test_reviews_are_classified(engine: sgl.Engine) -> None:

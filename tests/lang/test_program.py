@@ -210,7 +210,7 @@ def test_a_fork_costs_one_request_a_branch_and_the_prefix_once(backend: sgl.Engi
 
     state = wide.run(temperature=0)
     cached = sorted(fork.get_meta_info("a")["cached_tokens"] for fork in state.return_value)
-    assert cached[0] < 20 and cached[1] > 80
+    assert cached[0] < 20 and cached[1] >= 80
 
 
 def test_a_branch_needs_no_thread(backend: sgl.Engine) -> None:
