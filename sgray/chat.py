@@ -42,11 +42,19 @@ def converse(speaker: Speaker, start: list[Message]) -> int:
 
 
 def remote_speaker(
-    url: str, *, model: str | None, max_tokens: int, temperature: float, top_p: float, seed: int | None
+    url: str,
+    *,
+    model: str | None,
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int | None,
+    key: str | None = None,
 ) -> Speaker:
     """A server's /v1/chat/completions as a speaker; `model` None takes the first that the server lists."""
     base = url.rstrip("/")
-    chosen = model or str(_ask(f"{base}/v1/models")["data"][0]["id"])
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    chosen = model or str(_ask(f"{base}/v1/models", headers)["data"][0]["id"])
     fixed = {"model": chosen, "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "stream": True}
     if seed is not None:
         fixed["seed"] = seed
@@ -54,7 +62,7 @@ def remote_speaker(
     def speak(messages: list[Message]) -> Iterator[str]:
         body = json.dumps(fixed | {"messages": messages}).encode()
         request = urllib.request.Request(  # noqa: S310 (the user's own URL)
-            f"{base}/v1/chat/completions", body, {"content-type": "application/json"}
+            f"{base}/v1/chat/completions", body, {"content-type": "application/json"} | headers
         )
         with _open(request) as answer:
             for line in answer:
@@ -92,8 +100,8 @@ def _text_of(line: bytes) -> Iterator[str]:
             yield text
 
 
-def _ask(url: str) -> Any:
-    with _open(urllib.request.Request(url)) as answer:  # noqa: S310
+def _ask(url: str, headers: dict[str, str]) -> Any:
+    with _open(urllib.request.Request(url, headers=headers)) as answer:  # noqa: S310
         return json.load(answer)
 
 

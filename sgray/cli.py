@@ -6,14 +6,15 @@ Light on purpose: torch, transformers and Ray are imported by the command that n
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sgray import __version__
-from sgray.config import DEFAULT_MODEL, leaves
+from sgray.config import DEFAULT_MODEL, client_key, leaves
 from sgray.errors import SgrayError
-from sgray.flags import add_config_flags, config_from, flag_of, leaf_named, parse, type_of
+from sgray.flags import add_config_flags, add_key_flags, config_from, flag_of, leaf_named, parse, type_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -86,6 +87,7 @@ def _add_chat(commands: Commands) -> None:
     parser = _command(commands, "chat", _chat, "chat in the terminal, with a server or with a model in this process")
     _add_model(parser)
     parser.add_argument("--url", help=f"a server to talk to, e.g. {DEFAULT_URL}; without it the model runs here")
+    add_key_flags(parser)
     parser.add_argument("--system", help="a system message")
     _add_sampling(parser)
     add_config_flags(parser, sections=ENGINE_SECTIONS)
@@ -112,6 +114,8 @@ def _add_config(commands: Commands) -> None:
     add_config_flags(show)
     explain = _command(actions, "explain", _explain, "what a leaf is, its type, its default and when to change it")
     explain.add_argument("leaf", nargs="?", help="section.name or name; all leaves without it")
+    api = _command(actions, "api", _show_api, "the HTTP API: every route, body and answer, as the page docs/api.md")
+    api.add_argument("--json", action="store_true", help="as OpenAPI 3.1, which a server has at /openapi.json")
 
 
 def _add_bench(commands: Commands) -> None:
@@ -148,6 +152,7 @@ def _chat(arguments: argparse.Namespace) -> int:
             temperature=arguments.temperature,
             top_p=arguments.top_p,
             seed=arguments.seed,
+            key=client_key(arguments.api_key, arguments.key_file),
         )
     else:
         from sgray.local import LocalModel
@@ -193,6 +198,16 @@ def _show(arguments: argparse.Namespace) -> int:
 def _explain(arguments: argparse.Namespace) -> int:
     chosen = list(leaves()) if arguments.leaf is None else [leaf_named(arguments.leaf)]
     print("\n\n".join(explanation(leaf) for leaf in chosen))
+    return 0
+
+
+def _show_api(arguments: argparse.Namespace) -> int:
+    from sgray.serve.openai.api_page import page
+    from sgray.serve.openai.app import ROUTES
+    from sgray.serve.openai.openapi import document
+
+    api = document(ROUTES)
+    print(json.dumps(api, indent=2) if arguments.json else page(api), end="\n" if arguments.json else "")
     return 0
 
 

@@ -32,6 +32,7 @@ ToolCallParser = Literal[
     "deepseekv3",
     "deepseekv31",
     "glm45",
+    "gpt-oss",
     "hermes",
     "kimi_k2",
     "llama3",
@@ -41,7 +42,9 @@ ToolCallParser = Literal[
     "qwen25",
     "qwen3_coder",
 ]
-ReasoningParser = Literal["deepseek-r1", "deepseek-v3", "glm45", "kimi", "kimi_k2", "qwen3", "qwen3-thinking"]
+ReasoningParser = Literal[
+    "deepseek-r1", "deepseek-v3", "glm45", "gpt-oss", "kimi", "kimi_k2", "qwen3", "qwen3-thinking"
+]
 
 
 class Section(BaseModel):
@@ -304,6 +307,30 @@ def environment_openai_key() -> str:
     if not key:
         raise ConfigError("OpenAI's endpoint needs a key: give api_key, or set OPENAI_API_KEY")
     return key
+
+
+def client_key(given: str | None, key_file: str | None) -> str | None:
+    """The key with which a client asks a server: given, the content of a file, or SGRAY_API_KEY; None for none.
+
+    Raises ConfigError where a file or the variable holds nothing that can be one.
+    """
+    if given is None and key_file is not None:
+        try:
+            given, place = Path(key_file).read_text("utf-8").strip(), key_file
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read a key from {key_file}: {error}") from None
+    elif given is None:
+        given, place = os.environ.get("SGRAY_API_KEY"), "SGRAY_API_KEY"
+    else:
+        place = "--api-key"
+    if given is None:
+        return None
+    if not given.isascii():
+        raise ConfigError(f"{place}: a key that a client sends is ASCII")
+    if given.startswith("sha256:"):
+        raise ConfigError(f"{place}: this is the digest of a key, which opens nothing; give the key itself")
+    key_hash(given.encode(), place)
+    return given
 
 
 def key_hash(text: bytes, place: str) -> str:

@@ -40,6 +40,14 @@ NOT_AVAILABLE: Mapping[str, str] = {
 }
 
 
+def add_key_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of a client of a server with keys; `client_key` reads what they give."""
+    keys = parser.add_mutually_exclusive_group()
+    text = "file that holds the server's key; without it SGRAY_API_KEY is used, if set"
+    keys.add_argument("--key-file", metavar="FILE", help=text)
+    keys.add_argument("--api-key", metavar="KEY", help="the key itself, which others on this machine may then read")
+
+
 def flag_of(leaf: str) -> str:
     """The flag of the leaf `section.name`."""
     return "--" + leaf.split(".")[1].replace("_", "-")

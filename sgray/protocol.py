@@ -19,6 +19,7 @@ NO_LOGPROBS = -1
 # What one sequence may ask for at most; on a GPU every slot has room for so many. End ids of the model count as well.
 MAX_LOGIT_BIASES = 512
 MAX_END_IDS = 128
+MAX_LOGPROB_IDS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class SamplingParams:
     """How to choose tokens and when to stop. Values are already validated at the border that made the object.
 
     `logprobs`: NO_LOGPROBS for none, 0 for the chosen token alone, k for the k best with it; so for `prompt_logprobs`,
-    where the prompt's tokens before `prompt_logprobs_start` get none and may come from the cache.
+    where the prompt's tokens before `prompt_logprobs_start` get none and may come from the cache. `logprob_ids` are ids
+    whose logprobs come with each of these, whatever their rank.
     `top_k` 0 means no limit. `seed` None means that the engine draws one. Stop strings are not here: text is cut by
     whoever turns tokens into text.
     """
@@ -47,6 +49,7 @@ class SamplingParams:
     logprobs: int = NO_LOGPROBS
     prompt_logprobs: int = NO_LOGPROBS
     prompt_logprobs_start: int = 0
+    logprob_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probability of one token and of the best alternatives, (token id, logprob), best first."""
+    """Natural-log probability of one token and of the best alternatives, (token id, logprob), best first.
+
+    `of_ids` are the logprobs of the sampling parameters' `logprob_ids`, in their order.
+    """
 
     logprob: float
     top: list[tuple[int, float]] = field(default_factory=list)
+    of_ids: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,11 +76,14 @@ class Api(BaseHTTPRequestHandler):
     bodies: list[dict[str, Any]]
     events: list[bytes]
     status = 200
+    keys: list[str | None]
 
     def do_GET(self) -> None:
+        self.keys.append(self.headers["authorization"])
         self._send(200, json.dumps({"data": [{"id": "first"}]}).encode())
 
     def do_POST(self) -> None:
+        self.keys.append(self.headers["authorization"])
         self.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self._send(self.status, b"".join(self.events))
 
@@ -96,7 +99,7 @@ class Api(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api() -> Iterator[tuple[str, type[Api]]]:
-    handler = type("Handler", (Api,), {"bodies": [], "events": []})
+    handler = type("Handler", (Api,), {"bodies": [], "events": [], "keys": []})
     with HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -105,8 +108,8 @@ def api() -> Iterator[tuple[str, type[Api]]]:
         thread.join()
 
 
-def ask(url: str, model: str | None = None, seed: int | None = None) -> list[str]:
-    speaker = remote_speaker(url, model=model, max_tokens=5, temperature=0.5, top_p=0.9, seed=seed)
+def ask(url: str, model: str | None = None, seed: int | None = None, key: str | None = None) -> list[str]:
+    speaker = remote_speaker(url, model=model, max_tokens=5, temperature=0.5, top_p=0.9, seed=seed, key=key)
     return list(speaker([{"role": "user", "content": "hi"}]))
 
 
@@ -131,6 +134,13 @@ def test_a_named_model_is_asked_for(api: tuple[str, type[Api]]) -> None:
     assert ask(url + "/", model="second") == []
     assert handler.bodies[0]["model"] == "second"
     assert "seed" not in handler.bodies[0]
+
+
+def test_a_server_with_keys_is_sent_one_with_every_call(api: tuple[str, type[Api]]) -> None:
+    url, handler = api
+    ask(url, key="sk-1")
+    ask(url)
+    assert handler.keys == ["Bearer sk-1", "Bearer sk-1", None, None]
 
 
 def test_an_error_answer_is_told_with_the_servers_words(api: tuple[str, type[Api]]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sgray.config import Config, Hardware, cache_dir, is_offline, leaves
+from sgray.config import Config, Hardware, cache_dir, client_key, is_offline, leaves
 from sgray.errors import ConfigError
 
 CPU = Hardware(num_threads=2, memory_bytes=2**30)
@@ -168,3 +168,31 @@ def test_a_size_that_may_be_auto_is_otherwise_a_whole_number_above_zero(leaf: st
     section, name = leaf.split(".")
     message = refusal({section: {name: value}})
     assert message.startswith(f"{leaf}: got {value!r}; ") and "'auto'" in message and "\n" not in message
+
+
+def test_a_key_to_ask_with_comes_from_a_file_a_flag_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SGRAY_API_KEY", raising=False)
+    assert client_key(None, None) is None
+    monkeypatch.setenv("SGRAY_API_KEY", "sk-1")
+    (tmp_path / "key").write_text(" sk-2\n")
+    assert [client_key(None, None), client_key(None, str(tmp_path / "key")), client_key("sk-3", None)] == [
+        "sk-1",
+        "sk-2",
+        "sk-3",
+    ]
+
+
+@pytest.mark.parametrize("content", ["", "one\ntwo", "a b", "sha256:" + "0" * 64, "clé", "\x01"])
+def test_what_is_no_key_is_refused_without_being_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    (tmp_path / "key").write_text(content, "utf-8")
+    monkeypatch.setenv("SGRAY_API_KEY", content)
+    for file, place in ((str(tmp_path / "key"), "key"), (None, "SGRAY_API_KEY")):
+        with pytest.raises(ConfigError, match=place) as caught:
+            client_key(None, file)
+        assert not content or content not in caught.value.message
+    with pytest.raises(ConfigError, match="cannot read"):
+        client_key(None, str(tmp_path / "none"))

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from sgray.bench import report
 from sgray.bench.workloads import Workload
+from sgray.config import client_key
 from sgray.errors import ConfigError
+from sgray.flags import add_key_flags
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -50,6 +52,11 @@ class Target:
     output_len: int
     ignore_eos: bool
     timeout_s: float
+    key: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     @property
     def route(self) -> str:
@@ -73,6 +80,7 @@ class Target:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    add_key_flags(parser)
     parser.add_argument("--model", help="the model's name; the first that the server lists if unset")
     parser.add_argument("--chat", action="store_true", help="use /v1/chat/completions instead of /v1/completions")
     parser.add_argument("--num-requests", type=int, default=64, help="of the random workload (default: %(default)s)")
@@ -101,13 +109,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Sends the load; all figures. Raises ConfigError if there is no server."""
+    key = client_key(arguments.api_key, arguments.key_file)
     target = Target(
         arguments.url,
-        arguments.model or first_model(arguments.url),
+        arguments.model or first_model(arguments.url, key),
         arguments.chat,
         arguments.output_len,
         not arguments.stop_at_eos,
         arguments.timeout_s,
+        key,
     )
     rng = random.Random(arguments.seed)
     prompts = make_prompts(arguments, rng)
@@ -129,10 +139,12 @@ def make_prompts(arguments: argparse.Namespace, rng: random.Random) -> list[list
     return [" ".join(words[token % len(words)] for token in prompt) for prompt in prompts]
 
 
-def first_model(url: str) -> str:
+def first_model(url: str, key: str | None = None) -> str:
     """The first model that the server lists; raises ConfigError if it does not answer."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=headers)  # noqa: S310
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/v1/models", timeout=10) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
             return str(json.load(answer)["data"][0]["id"])
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise ConfigError(f"no OpenAI-style server answers at {url}: {error}") from None
@@ -192,7 +204,7 @@ async def _load(
     from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
     timeout = ClientTimeout(total=target.timeout_s)
-    async with ClientSession(timeout=timeout, connector=TCPConnector(limit=0)) as session:
+    async with ClientSession(timeout=timeout, connector=TCPConnector(limit=0), headers=target.headers) as session:
         if rate is not None:
             return await _open_loop(session, target, prompts, rate, rng)
         return await _closed_loop(session, target, prompts, concurrency)

@@ -20,7 +20,7 @@ from sgray.engine.sampler import rows_at_once
 from sgray.errors import DeviceLostError
 from sgray.kernels.launch import features
 from sgray.kernels.sampling.kernel import sample
-from sgray.kernels.sampling.reference import token_logprobs
+from sgray.kernels.sampling.reference import id_logprobs, token_logprobs
 from sgray.kernels.step_inputs.kernel import expand_step, record_tokens
 from sgray.layers.backends.kernel_attention import AttentionSizes, KernelAttention, StepSize
 from sgray.layers.residual import Residual
@@ -43,19 +43,22 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """Log-probabilities on their way to the host: of R chosen tokens, and of the best ids of each row (R, n)."""
+    """Log-probabilities on their way to the host: of R chosen tokens, of the best ids of each row (R, n), and of the
+    ids that each row asked for, `num_ids` of them (R, most that any row asked for); None where none did."""
 
     chosen_R: Tensor
     ids_RN: Tensor
     values_RN: Tensor
+    num_ids: Sequence[int]
+    of_ids_RM: Tensor | None
 
     def entries(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
         """One entry a row, with as many alternatives as each row wants. Only when the step has ended."""
-        rows = zip(self.chosen_R.tolist(), self.ids_RN.tolist(), self.values_RN.tolist(), num_top, strict=True)
-        return [
-            TokenLogprobs(chosen, list(zip(ids[:count], values[:count], strict=True)))
-            for chosen, ids, values, count in rows
-        ]
+        of_ids = [[]] * len(num_top) if self.of_ids_RM is None else self.of_ids_RM.tolist()
+        best = zip(self.ids_RN.tolist(), self.values_RN.tolist(), num_top, strict=True)
+        pairs = [list(zip(ids[:count], values[:count], strict=True)) for ids, values, count in best]
+        rows = zip(self.chosen_R.tolist(), pairs, of_ids, self.num_ids, strict=True)
+        return [TokenLogprobs(chosen, top, own[:count]) for chosen, top, own, count in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class Told:
     logprobs: int
     prompt_logprobs: int
     prompt: list[int]
+    ids: tuple[int, ...]
 
 
 class DeviceRunner:
@@ -156,7 +160,7 @@ class DeviceRunner:
         for told in plan.admissions:
             params = told.sampling
             prompt = told.tokens[: told.num_prompt] if params.prompt_logprobs != NO_LOGPROBS else []
-            self._told[told.slot] = Told(params.logprobs, params.prompt_logprobs, prompt)
+            self._told[told.slot] = Told(params.logprobs, params.prompt_logprobs, prompt, params.logprob_ids)
         self._state.admit(plan)
         self._pool.copy_pages(plan.copies)
         self._state.upload(plan)
@@ -220,7 +224,8 @@ class DeviceRunner:
             if draws and self._told[slot].logprobs != NO_LOGPROBS
         ]
         num_top = [self._told[plan.slots[index]].logprobs for index in asking]
-        logprobs = self._chosen_logprobs(asking, max(num_top)) if asking else None
+        ids = [self._told[plan.slots[index]].ids for index in asking]
+        logprobs = self._chosen_logprobs(asking, max(num_top), ids) if asking else None
         prompts = {} if hidden is None else self._prompt_logprobs(plan, hidden)
         done = None
         if self._device.type == "cuda":
@@ -228,10 +233,10 @@ class DeviceRunner:
             done.record()
         return Flight(plan, done, tokens_B, asking, num_top, logprobs, prompts)
 
-    def _chosen_logprobs(self, asking: list[int], num_top: int) -> Alternatives:
+    def _chosen_logprobs(self, asking: list[int], num_top: int, ids: list[tuple[int, ...]]) -> Alternatives:
         rows = self._on_device(asking)
         tokens = self._state.drawn_B.index_select(0, rows)
-        return self._alternatives(self._state.logits_BV.index_select(0, rows), tokens, num_top)
+        return self._alternatives(self._state.logits_BV.index_select(0, rows), tokens, num_top, ids)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Residual) -> dict[int, list[tuple[Alternatives, list[int]]]]:
         """For every prompt token that a row of the step predicts; logits in pieces of bounded size."""
@@ -246,13 +251,22 @@ class DeviceRunner:
                     piece = targets[begin : begin + at_once]
                     rows = hidden.take(slice(first + begin, first + begin + len(piece)))
                     logits_RV = self._model.logits(rows)
-                    alternatives = self._alternatives(logits_RV, self._on_device(piece), told.prompt_logprobs)
+                    alternatives = self._alternatives(
+                        logits_RV, self._on_device(piece), told.prompt_logprobs, [told.ids] * len(piece)
+                    )
                     found[index].append((alternatives, [told.prompt_logprobs] * len(piece)))
             first += length
         return found
 
-    def _alternatives(self, logits_RV: Tensor, tokens_R: Tensor, num_top: int) -> Alternatives:
-        return Alternatives(*(self._to_host(tensor) for tensor in token_logprobs(logits_RV, tokens_R, num_top)))
+    def _alternatives(
+        self, logits_RV: Tensor, tokens_R: Tensor, num_top: int, ids: Sequence[tuple[int, ...]]
+    ) -> Alternatives:
+        num_ids, of_ids_RM = [len(own) for own in ids], None
+        if any(num_ids):
+            padded = [token for own in ids for token in (*own, *[0] * (max(num_ids) - len(own)))]
+            of_ids_RM = self._to_host(id_logprobs(logits_RV, self._on_device(padded).view(len(ids), -1)))
+        chosen_R, ids_RN, values_RN = map(self._to_host, token_logprobs(logits_RV, tokens_R, num_top))
+        return Alternatives(chosen_R, ids_RN, values_RN, num_ids, of_ids_RM)
 
     def _to_host(self, values: Tensor) -> Tensor:
         is_pinned = self._device.type == "cuda"

@@ -32,7 +32,8 @@ IDLE_S = 0.05
 class Engine:
     """One replica's engine. `failure` is what the last step died of, None once a later one has succeeded.
 
-    `is_lost`: no step will ever succeed again, a new process is needed.
+    `is_lost`: no step will ever succeed again, a new process is needed. `grammars` compiles what requests bring; one is
+    made with the first grammar if none is given.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Engine:
         config: Config,
         *,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarQueue | None = None,
     ) -> None:
         self.info = info
         self.failure: str | None = None
@@ -50,6 +52,7 @@ class Engine:
         self._depth = 0 if config.schedule.disable_overlap else executor.depth
         self._failed_step = 0
         self._clock = clock
+        self._wake: Callable[[], None] = lambda: None
         self._checked = clock()
         self._cache = PrefixCache(info.num_pages, info.page_size, disabled=config.memory.disable_radix_cache)
         self._scheduler = Scheduler(
@@ -60,8 +63,7 @@ class Engine:
             random_seed=config.schedule.random_seed,
         )
         self._config = config
-        self._grammars: GrammarQueue | None = None
-        self._wake: Callable[[], None] = lambda: None
+        self._grammars = grammars
 
     @classmethod
     def load(cls, config: Config) -> Engine:
@@ -88,6 +90,8 @@ class Engine:
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Have a function called, on another thread, when a blocked engine may be stepped again."""
         self._wake = wake
+        if self._grammars is not None:
+            self._grammars.wake = wake
 
     def prepare_grammars(self) -> None:
         """Do now what the first request with a grammar would have to wait for: seconds. For any thread, at the start.
@@ -173,7 +177,7 @@ class Engine:
             self._grammars = GrammarQueue.of_tokenizer(
                 lambda: _tokenizer_dir(config, info), info.vocab_size, info.end_ids, config.grammar
             )
-            self._grammars.wake = lambda: self._wake()
+            self._grammars.wake = self._wake
         return self._grammars
 
     def _take_grammars(self, grammars: GrammarQueue) -> None:

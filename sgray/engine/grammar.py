@@ -23,9 +23,10 @@ from sgray.protocol import Grammar, GrammarKind
 
 # As `json.dumps` writes by default. Free white space lets a model that has lost its way write blanks for ever.
 SEPARATORS = (", ", ": ")
-# CPU time for one token of one sequence. Usual grammars take a thousandth of it; ambiguous ones need more with every
-# token, and the engine does nothing else meanwhile.
-MAX_TOKEN_S = 0.1
+# CPU time that following one sequence may take: so much a token, and so much saved up or in advance. Usual grammars
+# take a twentieth of it; ambiguous ones need more with every token, and the engine does nothing else meanwhile.
+TOKEN_S = 0.001
+SAVED_S = 0.25
 MAX_MESSAGE_CHARS = 400
 
 _PLACE_IN_SOURCE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
@@ -59,9 +60,12 @@ class Codec:
 
 
 class Compiler:
-    """Compiles grammars for one vocabulary. May be used from several threads; making one takes seconds."""
+    """Compiles grammars for one vocabulary. May be used from several threads; making one takes seconds.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    `encode`: the tokenizer's, for text that a grammar forces; without it such text is drawn token by token.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]] | None = None) -> None:
         import xgrammar
 
         info = xgrammar.TokenizerInfo(
@@ -73,6 +77,7 @@ class Compiler:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._new_matcher = xgrammar.GrammarMatcher
         self._vocabulary = vocabulary
+        self._encode = encode
         self._usable_W = _bits([token for token, piece in enumerate(vocabulary.pieces) if piece], vocabulary)
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
@@ -89,7 +94,7 @@ class Compiler:
                 handle = compiler.compile_structural_tag(source)
         except (RuntimeError, ValueError, TypeError, MemoryError) as error:
             raise unusable(grammar.kind, _reason(error)) from None
-        return CompiledGrammar(handle, self._new_matcher, self._vocabulary, self._usable_W, grammar.kind)
+        return CompiledGrammar(handle, self._new_matcher, self._vocabulary, self._encode, self._usable_W, grammar.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ class CompiledGrammar:
     handle: Any
     new_matcher: Callable[[Any], Any]
     vocabulary: Vocabulary
+    encode: Callable[[str], list[int]] | None
     usable_W: np.ndarray
     kind: GrammarKind
 
@@ -119,14 +125,15 @@ class TokenMatcher(Matcher):
         vocabulary = compiled.vocabulary
         self._matcher = compiled.new_matcher(compiled.handle)
         self._kind = compiled.kind
+        self._encode = compiled.encode
+        self._pieces = vocabulary.pieces
         self._usable_W = compiled.usable_W
         self._row_W = np.zeros((1, len(self._usable_W)), dtype=np.int32)
         self._end_ids = [token for token in vocabulary.end_ids if token in stop_ids]
         self._after = after
         self._last: deque[int] = deque(maxlen=len(after))
         self._is_active = not after
-        self._num_ids = len(vocabulary.pieces)
-        self._spent_s = 0.0
+        self._left_s = SAVED_S
 
     def accept(self, token: int) -> None:
         """Go on by a token that was drawn from the last mask and did not end the sequence.
@@ -138,10 +145,45 @@ class TokenMatcher(Matcher):
             self._is_active = tuple(self._last) == self._after
             return
         begin = time.thread_time()
+        self._left_s = min(SAVED_S, self._left_s + TOKEN_S)
         is_accepted = self._matcher.accept_token(token)
-        self._charge(begin, is_new_token=True)
+        self._charge(begin)
         if not is_accepted:
             raise unusable(self._kind, f"the token {token} does not follow it")
+
+    def forced(self) -> list[int]:
+        """Tokens of text that is the only one possible from here; the matcher has gone on by them.
+
+        The text is cut as the tokenizer cuts it. Its last token is left to be drawn, unless the grammar ends behind it:
+        with text that is not forced it may be one token. Idea: jump-forward decoding of SGLang (Zheng et al., arXiv
+        2312.07104).
+        """
+        if not self._is_active or self._encode is None:
+            return []
+        begin = time.thread_time()
+        tokens = self._forced_tokens(self._encode)
+        count = 0
+        while count < len(tokens) and self._matcher.accept_token(tokens[count]):
+            count += 1
+        if count and not self._is_over():
+            count -= 1
+            self._matcher.rollback(1)
+        self._charge(begin)
+        return tokens[:count]
+
+    def _forced_tokens(self, encode: Callable[[str], list[int]]) -> list[int]:
+        text = self._matcher.find_jump_forward_string()
+        if not text:
+            return []
+        tokens = encode(text)
+        is_exact = b"".join([self._pieces[token] for token in tokens]) == text.encode()
+        return tokens if is_exact else []  # some tokenizers put a blank in front; and special tokens have no text here
+
+    def _is_over(self) -> bool:
+        if not self._matcher.is_completed():
+            return False
+        self._matcher.fill_next_token_bitmask(self._row_W)
+        return not (self._row_W[0] & self._usable_W).any()
 
     def mask(self, held: frozenset[int]) -> bytes | None:
         """Which ids may be drawn next, a bit an id; None when nothing but the end may follow.
@@ -176,11 +218,11 @@ class TokenMatcher(Matcher):
         _clear(mask, held)
         return bytes(mask)
 
-    def _charge(self, begin: float, *, is_new_token: bool = False) -> None:
-        """Count the CPU time since `begin` for the current token."""
-        self._spent_s = time.thread_time() - begin + (0.0 if is_new_token else self._spent_s)
-        if self._spent_s > MAX_TOKEN_S:
-            raise unusable(self._kind, "it is too ambiguous: a single token took too long to follow")
+    def _charge(self, begin: float) -> None:
+        """Count the CPU time since `begin`."""
+        self._left_s -= time.thread_time() - begin
+        if self._left_s < 0:
+            raise unusable(self._kind, "it is too ambiguous: it takes too long to follow")
 
 
 def unusable(kind: GrammarKind, reason: str) -> InvalidRequestError:

@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from sgray.config import GrammarConfig
-from sgray.engine.grammar import Codec, CompiledGrammar, Compiler
+from sgray.engine.grammar import Codec, CompiledGrammar, Compiler, unusable
 from sgray.engine.grammar_trial import TrialProcess
-from sgray.errors import EngineError, InvalidRequestError, SgrayError
+from sgray.errors import EngineError, SgrayError
 from sgray.protocol import Grammar, GrammarKind
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Workshop:
             if self._trials is None or not self._trials.is_alive:
                 self._trials = TrialProcess(self._codec.vocabulary, self._limit_s)
             if self._compiler is None:
-                self._compiler = Compiler(self._codec.vocabulary)
+                self._compiler = Compiler(self._codec.vocabulary, self._codec.encode)
             return self._compiler, self._trials
 
     def close(self) -> None:
@@ -101,13 +101,13 @@ class GrammarQueue:
 
     def check(self, grammar: Grammar) -> None:
         """Raises InvalidRequestError for what is not even tried."""
-        num_bytes = len(grammar.source.encode(errors="surrogatepass"))
+        try:
+            num_bytes = len(grammar.source.encode())
+        except UnicodeEncodeError:
+            raise unusable(grammar.kind, "it is not valid Unicode text") from None
         if num_bytes > self._max_source_bytes:
-            raise InvalidRequestError(
-                f"the grammar has {num_bytes} bytes; at most {self._max_source_bytes} are accepted "
-                "(grammar.max_source_bytes)",
-                param="response_format" if grammar.kind in ("json_schema", "structural_tag") else grammar.kind,
-            )
+            limit = f"at most {self._max_source_bytes} are accepted (grammar.max_source_bytes)"
+            raise unusable(grammar.kind, f"it has {num_bytes} bytes; {limit}")
 
     def submit(self, request_id: str, grammar: Grammar) -> None:
         """Have a grammar compiled; `take` tells when it is done."""

@@ -179,7 +179,9 @@ class _Fork:
             return Verdict(self.ticket, None if refusal == _FINE else refusal)
         killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         is_late = killed_by in (signal.SIGPROF, signal.SIGALRM, signal.SIGXCPU)
-        return Verdict(self.ticket, "it takes too long to compile" if is_late else "it is too large to compile")
+        return Verdict(
+            self.ticket, "it takes too long to compile or to follow" if is_late else "it is too large to compile"
+        )
 
 
 _FINE = "fine"

@@ -134,7 +134,7 @@ class ModelRunner:
     ) -> list[TokenLogprobs] | None:
         """One entry for each prompt token that the span's positions predict; logits in pieces of bounded size."""
         told = self._slots[plan.slots[index]].admission
-        num_top = told.sampling.prompt_logprobs
+        num_top, ids = told.sampling.prompt_logprobs, told.sampling.logprob_ids
         if num_top == NO_LOGPROBS:
             return None
         span = batch.spans[index]
@@ -144,7 +144,7 @@ class ModelRunner:
         for first in range(0, len(targets), at_once):
             piece = targets[first : first + at_once]
             rows = hidden.take(slice(span.row + first, span.row + first + len(piece)))
-            entries += token_logprobs(self._model.logits(rows), piece, [num_top] * len(piece))
+            entries += token_logprobs(self._model.logits(rows), piece, [num_top] * len(piece), [ids] * len(piece))
         return entries
 
     def _answer(

@@ -119,19 +119,25 @@ def uniform(seed: int, index: int) -> float:
     return ((int.from_bytes(digest, "little") >> 12) + 0.5) / 2**52
 
 
-def token_logprobs(logits_RV: Tensor, targets: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
-    """The log-probability of one target a row, with each row's own number of best alternatives."""
+def token_logprobs(
+    logits_RV: Tensor, targets: Sequence[int], num_top: Sequence[int], ids: Sequence[Sequence[int]]
+) -> list[TokenLogprobs]:
+    """The log-probability of one target a row, with each row's own number of best alternatives and its own `ids`."""
     logprobs = torch.log_softmax(logits_RV.float(), dim=-1)
     chosen = logprobs.gather(1, torch.tensor(targets, device=logprobs.device)[:, None])[:, 0].tolist()
+    of_ids = [values_V[list(own)].tolist() if own else [] for values_V, own in zip(logprobs, ids, strict=True)]
     most = min(max(num_top), logprobs.shape[1])
     if most == 0:
-        return [TokenLogprobs(value) for value in chosen]
+        return [TokenLogprobs(value, [], own) for value, own in zip(chosen, of_ids, strict=True)]
     best = logprobs.topk(most, dim=-1)
     pairs = [
         list(zip(ids, values, strict=True))
         for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-    return [TokenLogprobs(value, top[:count]) for value, top, count in zip(chosen, pairs, num_top, strict=True)]
+    return [
+        TokenLogprobs(value, top[:count], own)
+        for value, top, count, own in zip(chosen, pairs, num_top, of_ids, strict=True)
+    ]
 
 
 def rows_at_once(vocab_size: int) -> int:
@@ -222,7 +228,8 @@ def _logprobs(logits_RV: Tensor, rows: Sequence[RowSampling], tokens: Sequence[i
     result: list[TokenLogprobs | None] = [None] * len(rows)
     if asking:
         chosen = [tokens[i] for i in asking]
-        found = token_logprobs(logits_RV[asking], chosen, [rows[i].params.logprobs for i in asking])
+        num_top, ids = [rows[i].params.logprobs for i in asking], [rows[i].params.logprob_ids for i in asking]
+        found = token_logprobs(logits_RV[asking], chosen, num_top, ids)
         for i, logprobs in zip(asking, found, strict=True):
             result[i] = logprobs
     return result

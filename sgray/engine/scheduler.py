@@ -37,6 +37,7 @@ from sgray.memory.cache import KVLease, PrefixCache
 from sgray.protocol import (
     MAX_END_IDS,
     MAX_LOGIT_BIASES,
+    MAX_LOGPROB_IDS,
     Delta,
     Finish,
     Load,
@@ -318,6 +319,7 @@ class Scheduler:
             ("prompt", request.tokens),
             ("logit_bias", sampling.logit_bias),
             ("stop_token_ids", sampling.stop_token_ids),
+            ("logprob_ids", sampling.logprob_ids),
         ):
             if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
                 bad = next(token for token in ids if not 0 <= token < vocab_size)
@@ -335,6 +337,7 @@ class Scheduler:
         for name, count, most in (
             ("logit_bias", len(sampling.logit_bias), MAX_LOGIT_BIASES),
             ("stop_token_ids", len(set(sampling.stop_token_ids)), MAX_END_IDS - num_ends),
+            ("logprob_ids", len(sampling.logprob_ids), MAX_LOGPROB_IDS),
         ):
             if count > most:
                 raise InvalidRequestError(f"{name} has {count} entries; at most {most} are supported", param=name)
@@ -563,9 +566,10 @@ class Scheduler:
             self._cache.commit(lease, sequence.tokens, end)
         if plan.samples[index]:
             sequence.accept(result.tokens[index])
-            self._totals["generation_tokens"] += 1
+            tokens = sequence.take_unsent()
+            self._totals["generation_tokens"] += len(tokens)
             logprobs = result.logprobs[index]
-            self._deltas.append(sequence.delta([result.tokens[index]], [] if logprobs is None else [logprobs]))
+            self._deltas.append(sequence.delta(tokens, [] if logprobs is None else [logprobs]))
             if sequence.finish is not None:
                 self._remove(sequence)
         elif end == sequence.max_length:
@@ -584,9 +588,11 @@ class Scheduler:
         self._finish(sequence, failure(error))
 
     def _finish(self, sequence: Sequence, finish: Finish) -> None:
-        """End a sequence without a new token."""
+        """End a sequence without drawing a token."""
         sequence.finish = finish
-        self._deltas.append(sequence.delta([], []))
+        tokens = sequence.take_unsent()
+        self._totals["generation_tokens"] += len(tokens)
+        self._deltas.append(sequence.delta(tokens, []))
         self._remove(sequence)
 
     def _remove(self, sequence: Sequence) -> None:

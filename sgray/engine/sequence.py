@@ -23,6 +23,9 @@ class Matcher(Protocol):
     def accept(self, token: int) -> None:
         """Go on by a token."""
 
+    def forced(self) -> list[int]:
+        """Tokens that must follow, which it has gone on by."""
+
     def mask(self, held: frozenset[int]) -> bytes | None:
         """What may be drawn next, as in a `StepPlan`, without `held` if possible; None if only the end may follow."""
 
@@ -36,6 +39,7 @@ class Sequence:
     follow `tokens`; nobody here knows them yet. `seed` and the index of a generated token fix its random draw. `number`
     and `arrival` (seconds) never change, so a retracted sequence keeps its age. `num_uncached` estimates, while it
     waits, how many tokens it will have to compute. With a `matcher`, `mask` is for the token after `tokens`.
+    `num_sent` generated tokens have been told to the outside.
     """
 
     request: Request
@@ -63,6 +67,7 @@ class Sequence:
     has_emitted: bool = False
     matcher: Matcher | None = None
     mask: bytes = b""
+    num_sent: int = 0
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
@@ -108,10 +113,10 @@ class Sequence:
             self.prompt_logprobs += entries[len(self.prompt_logprobs) - start - 1 :]
 
     def accept(self, token: int) -> None:
-        """Append the token drawn longest ago, and finish if it ends the sequence."""
+        """Append the token drawn longest ago and those that its grammar then forces; finish where that is the end."""
         self.num_pending -= 1
         self.tokens.append(token)
-        if token in self.stop_ids and self.num_generated > self.request.sampling.min_new_tokens:
+        if self._is_stop(token):
             self.finish = Finish("stop", matched=token)
         elif self.matcher is not None:
             self._follow(self.matcher, token)
@@ -123,16 +128,49 @@ class Sequence:
         self.matcher = matcher
         self._follow(matcher, None)
 
+    def take_unsent(self) -> list[int]:
+        """The generated tokens that the outside has not heard of."""
+        tokens = self.tokens[self.num_prompt + self.num_sent :]
+        self.num_sent = self.num_generated
+        return tokens
+
+    def _is_stop(self, token: int) -> bool:
+        return token in self.stop_ids and self.num_generated > self.request.sampling.min_new_tokens
+
+    @property
+    def _may_jump(self) -> bool:
+        """Whether tokens may be appended that nobody draws: they have no logprobs, and no penalty counts them."""
+        sampling = self.request.sampling
+        has_penalty = (
+            sampling.repetition_penalty != 1 or sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
+        )
+        return sampling.logprobs == NO_LOGPROBS and not has_penalty
+
     def _follow(self, matcher: Matcher, token: int | None) -> None:
         """Go on in the grammar by a token, and prepare for the next one; finish where there can be none."""
-        is_held = self.num_generated < self.request.sampling.min_new_tokens
         try:
             if token is not None:
                 matcher.accept(token)
-            mask = matcher.mask(self.stop_ids if is_held else frozenset())
+            if self._may_jump:
+                self._append_forced(matcher.forced())
+            if self.finish is None:
+                self._renew_mask(matcher)
         except SgrayError as error:
             self.finish = failure(error)
-            return
+
+    def _append_forced(self, tokens: list[int]) -> None:
+        for token in tokens:
+            if len(self.tokens) >= self.max_length:
+                self.finish = Finish("length")
+                return
+            self.tokens.append(token)
+            if self._is_stop(token):
+                self.finish = Finish("stop", matched=token)
+                return
+
+    def _renew_mask(self, matcher: Matcher) -> None:
+        is_held = self.num_generated < self.request.sampling.min_new_tokens
+        mask = matcher.mask(self.stop_ids if is_held else frozenset())
         if mask is None:
             self.finish = Finish("stop")
         else:

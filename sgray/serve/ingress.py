@@ -80,6 +80,16 @@ class Ingress:
         await self._dispatcher.wait_known()
         return await self._packed.completions(body)
 
+    async def responses(self, body: Mapping[str, Any]) -> Answer:
+        """A response, as POST /v1/responses."""
+        await self._dispatcher.wait_known()
+        return await self._packed.responses(body)
+
+    async def messages(self, body: Mapping[str, Any]) -> Answer:
+        """A message of Anthropic's API, as POST /v1/messages."""
+        await self._dispatcher.wait_known()
+        return await self._packed.messages(body)
+
     async def generate(self, body: Mapping[str, Any]) -> Any:
         """The native form, as POST /generate."""
         await self._dispatcher.wait_known()

@@ -17,6 +17,7 @@ import ray
 from sgray.config import Config
 from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
+from sgray.errors import SgrayError
 from sgray.protocol import StepReport
 from sgray.serve.autoscale import ONGOING
 from sgray.serve.link import LinkServer
@@ -102,6 +103,10 @@ def _load(config: Config) -> Engine:
         num_threads = max(1, share, int(config.serve.num_cpus_per_replica))
         config = config.model_copy(update={"model": config.model.model_copy(update={"num_threads": num_threads})})
     engine = Engine.load(config)
+    try:
+        engine.prepare_grammars()  # imports and reads files for seconds, and holds up every thread meanwhile
+    except SgrayError as error:
+        logger.warning("requests with a grammar will be refused: %s", error)
     gc.collect()
     gc.freeze()  # what was loaded stays, and is many objects for the collector to walk over between two steps
     return engine

@@ -22,12 +22,15 @@ class ReasoningFormat:
 
     `is_forced`: the text begins inside the reasoning, also without an opening tag. `breaks` are marks that end the
     reasoning as well, and belong to the answer: some models call a tool without closing their thoughts.
+    `has_channels`: the tags are the beginnings of messages, which come in any number; see `sgray.text.channels`, which
+    needs the special tokens in the text.
     """
 
     begin: str = "<think>"
     end: str = "</think>"
     is_forced: bool = False
     breaks: tuple[str, ...] = ()
+    has_channels: bool = False
 
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
@@ -35,6 +38,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "deepseek-r1": ReasoningFormat(is_forced=True),
         "deepseek-v3": ReasoningFormat(),
         "glm45": ReasoningFormat(),
+        "gpt-oss": ReasoningFormat("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", has_channels=True),
         "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
         "kimi_k2": ReasoningFormat(breaks=("<|tool_calls_section_begin|>",)),
         "qwen3": ReasoningFormat(),

@@ -29,6 +29,7 @@ class OpenAIServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.fault = fault
         self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
         self.arrivals: list[float] = []
         self.in_flight = self.most_in_flight = 0
         self.lock = threading.Lock()
@@ -45,6 +46,7 @@ class Handler(BaseHTTPRequestHandler):
     server: OpenAIServer
 
     def do_GET(self) -> None:
+        self.server.keys.append(self.headers["authorization"])
         self._start(200, "application/json")
         self.wfile.write(json.dumps({"data": [{"id": "the-model"}]}).encode())
 
@@ -53,6 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         with server.lock:
             server.bodies.append(body)
+            server.keys.append(self.headers["authorization"])
             server.arrivals.append(time.perf_counter())
             number = len(server.bodies)
             server.in_flight += 1
@@ -131,6 +134,20 @@ def test_a_closed_loop_measures_what_the_server_did(
     assert figures["output_tokens_per_s"] == pytest.approx(60 / figures["seconds"])
     assert server.bodies[0]["model"] == "the-model"
     assert "12 requests" in capsys.readouterr().out
+
+
+def test_a_server_with_keys_is_sent_one_with_every_call(
+    server: OpenAIServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text("sk-file\n")
+    monkeypatch.setenv("SGRAY_API_KEY", "sk-variable")
+    small = ["--num-requests", "1", "--input-len", "3", "--output-len", "1"]
+    for argv in (["--key-file", str(tmp_path / "key")], ["--api-key", "sk-given"], []):
+        assert measure(server, tmp_path, *small, *argv)[0] == 0
+    assert server.keys == [f"Bearer sk-{name}" for name in ("file", "given", "variable") for _ in range(2)]
+    monkeypatch.delenv("SGRAY_API_KEY")
+    measure(server, tmp_path, *small)
+    assert server.keys[6:] == [None, None]
 
 
 def test_requests_ask_for_a_fixed_greedy_answer_with_usage(server: OpenAIServer, tmp_path: Path) -> None:

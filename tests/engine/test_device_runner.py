@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from sgray.engine.executor import load_executor, measure_hardware
 from sgray.layers.linear import Placement
 from sgray.models.spec import served_spec
 from sgray.parallel.mesh import Mesh
-from sgray.protocol import Request, SamplingParams, TokenLogprobs
+from sgray.protocol import Grammar, Request, SamplingParams, TokenLogprobs
 
 # Rows of padding hold garbage, which a GPU multiplies without a word.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -86,19 +87,76 @@ def test_the_tokens_of_the_cpus_runner(tmp_path: Path, family: str) -> None:
 
 def test_log_probabilities_of_answer_and_prompt_are_the_cpus(tmp_path: Path) -> None:
     model_dir = make_twin(tmp_path, **SIZES)
-    request = greedy("scored", some_tokens(5), 2, logprobs=3, prompt_logprobs=2)
-    found = [scored(device_engine(model_dir), request), scored(Engine.load(config_of(model_dir)), request)]
+    asked = greedy("asked", some_tokens(5), 2, logprobs=3, prompt_logprobs=2, logprob_ids=(9, 0, 4))
+    both = [asked, greedy("fewer", some_tokens(5), 2, logprobs=0, logprob_ids=(1,))]
+    found = [scored(device_engine(model_dir), both), scored(Engine.load(config_of(model_dir)), both)]
+    assert {len(entry.of_ids) for entry in found[0]} == {3, 1}
     for mine, wanted in zip(*found, strict=True):
         assert mine.logprob == pytest.approx(wanted.logprob, abs=1e-4)
         assert [token for token, _ in mine.top] == [token for token, _ in wanted.top]
+        assert mine.of_ids == pytest.approx(wanted.of_ids, abs=1e-4)
 
 
-def scored(engine: Engine, request: Request) -> list[TokenLogprobs]:
-    """Every entry that a request brings, the prompt's first."""
-    engine.add(request)
+def scored(engine: Engine, requests: list[Request]) -> list[TokenLogprobs]:
+    """Every entry that requests bring, the prompts' first."""
+    for request in requests:
+        engine.add(request)
     found: list[TokenLogprobs] = []
     while engine.has_work:
         for delta in engine.step().deltas:
             found = [entry for entry in delta.prompt_logprobs or [] if entry is not None] + found
             found += delta.logprobs or []
     return found
+
+
+def masked(name: str, tokens: list[int], allowed: list[list[int]], **changes: object) -> tuple[Request, Scripted]:
+    request = greedy(name, tokens, len(allowed), **changes)
+    return replace(request, grammar=Grammar("regex", name)), Scripted(allowed)
+
+
+class Scripted:
+    """A matcher that allows what a list says, step by step."""
+
+    def __init__(self, allowed: list[list[int]]) -> None:
+        self.allowed = iter([*allowed, []])
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def forced(self) -> list[int]:
+        return []
+
+    def mask(self, held: frozenset[int]) -> bytes | None:
+        ids = next(self.allowed)
+        return sum(1 << token for token in ids).to_bytes(16, "little") if ids else None
+
+
+def run_masked(engine: Engine, pairs: list[tuple[Request, Scripted]], free: Request) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for request, matcher in pairs:
+        engine._scheduler.add(request)
+        engine._scheduler.resume(request.id, lambda after, stops, matcher=matcher: matcher)
+    engine.add(free)
+    while engine.has_work:
+        for delta in engine.step().deltas:
+            assert delta.finish is None or delta.finish.error is None
+            found.setdefault(delta.id, []).extend(delta.tokens)
+    engine.check()
+    return found
+
+
+def test_masks_hold_as_on_the_cpu(tmp_path: Path) -> None:
+    model_dir = make_twin(tmp_path, **SIZES)
+
+    def pairs() -> list[tuple[Request, Scripted]]:
+        everything = list(range(101))
+        return [
+            masked("a", some_tokens(5), [[3, 40, 77], everything]),
+            masked("b", some_tokens(4, seed=2), [[100], [31, 32, 64]], repetition_penalty=1.3),
+        ]
+
+    free = greedy("free", some_tokens(4, seed=3), 2)
+    config = config_of(model_dir, max_running_requests=3)
+    wanted = run_masked(Engine(*load_executor(config), config), pairs(), free)
+    assert wanted["a"][0] in (3, 40, 77) and wanted["b"][0] == 100
+    assert run_masked(device_engine(model_dir, max_running_requests=3), pairs(), free) == wanted

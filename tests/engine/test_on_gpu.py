@@ -6,6 +6,8 @@ Needs a CUDA device; TRITON_INTERPRET=0 must be in the environment.
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +16,14 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+from tokenizers import Tokenizer
 from twins import make_twin, some_tokens
 
 from sgray.config import DEFAULT_MODEL, Config
 from sgray.engine.engine import Engine
 from sgray.errors import SgrayError
 from sgray.models.hub import resolve_model
-from sgray.protocol import Request, SamplingParams
+from sgray.protocol import Grammar, Request, SamplingParams
 
 VOCAB = 4000
 SIZES = {
@@ -35,6 +38,7 @@ SIZES = {
     "initializer_range": 0.05,
 }
 NUM_OUTPUT = 24
+DATE = Grammar("regex", "(19|20)[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])")
 TIE = 0.08  # nats between the two best; bfloat16 rounds scores of 16 to steps of 0.125
 WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "eager": {"schedule": {"disable_cuda_graph": True}},
@@ -84,7 +88,7 @@ def run(engine: Engine, batch: list[Request]) -> dict[str, Answer]:
         engine.add(request)
     while engine.has_work:
         for delta in engine.step().deltas:
-            assert delta.finish is None or delta.finish.reason == "length", delta
+            assert delta.finish is None or delta.finish.reason in ("length", "stop"), delta
             for token, entry in zip(delta.tokens, delta.logprobs or [], strict=True):
                 found[delta.id].append((token, entry.top[0][1] - entry.top[1][1]))
     engine.check()
@@ -129,6 +133,24 @@ def test_seeded_draws_with_penalties_do_not_depend_on_how_the_engine_runs(model_
         found = run(engine_of(model_path, "float32", **sections), batch)
         tokens.append({name: [token for token, _ in answer] for name, answer in found.items()})
     assert all(one == tokens[0] for one in tokens)
+
+
+@pytest.mark.parametrize("model_path", ["SmolLM2"], indirect=True)
+def test_constrained_answers_among_free_ones_do_not_depend_on_how_the_engine_runs(model_path: str) -> None:
+    free = requests({"temperature": 0.9, "top_p": 0.9, "seed": 7})
+    batch = [
+        replace(request, sampling=replace(request.sampling, ignore_eos=False), grammar=DATE if index % 4 == 1 else None)
+        for index, request in enumerate(free)
+    ]
+    tokens = []
+    for sections in ({}, *WAYS.values()):
+        torch.cuda.empty_cache()
+        found = run(engine_of(model_path, "float32", **sections), batch)
+        tokens.append({name: [token for token, _ in answer] for name, answer in found.items()})
+    assert all(one == tokens[0] for one in tokens)
+    tokenizer = Tokenizer.from_file(f"{model_path}/tokenizer.json")
+    texts = [tokenizer.decode(tokens[0][request.id]) for request in batch if request.grammar is not None]
+    assert [text for text in texts if not re.fullmatch(DATE.source, text)] == []
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

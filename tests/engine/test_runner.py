@@ -151,7 +151,9 @@ def test_a_penalty_of_a_neighbour_changes_nothing_pub_108(driver: Driver) -> Non
 
 
 @pytest.mark.parametrize("chunk", [1 << 20, 7])
-def test_prompt_logprobs_come_for_every_prompt_token_but_the_first(driver: Driver, twin: Path, chunk: int) -> None:
+def test_prompt_logprobs_come_for_every_prompt_token_but_the_first_pub_050(
+    driver: Driver, twin: Path, chunk: int
+) -> None:
     prompt = some_tokens(30)
     asking, other = driver.start(prompt, SamplingParams(temperature=0, prompt_logprobs=2)), driver.start(prompt)
     driver.generate([other, asking], 3, chunk)

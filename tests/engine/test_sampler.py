@@ -261,10 +261,20 @@ def test_each_row_gets_its_own_number_of_alternatives() -> None:
     assert [len(entry.top) for entry in found[1:] if entry is not None] == [0, 2, 5, VOCAB_SIZE]
 
 
+def test_each_row_gets_the_logprobs_of_its_own_ids() -> None:
+    logits = random_logits(3)
+    expected = torch.log_softmax(logits.double(), -1)
+    asked = [(7, 0, 7), (), (1,)]
+    rows = [row(SamplingParams(temperature=0, logprobs=1, logprob_ids=ids)) for ids in asked]
+    for index, entry in enumerate(sample(logits, rows).logprobs):
+        assert entry is not None
+        assert entry.of_ids == pytest.approx([float(expected[index, token]) for token in asked[index]], abs=1e-5)
+
+
 def test_logprobs_of_half_precision_are_computed_in_full() -> None:
     logits = random_logits(1).bfloat16()
     expected = torch.log_softmax(logits[0].double(), -1)
-    assert token_logprobs(logits, [3], [0])[0].logprob == pytest.approx(float(expected[3]), abs=1e-5)
+    assert token_logprobs(logits, [3], [0], [()])[0].logprob == pytest.approx(float(expected[3]), abs=1e-5)
 
 
 def test_prompt_logits_are_bounded() -> None:

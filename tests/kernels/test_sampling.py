@@ -406,7 +406,10 @@ def test_log_probabilities_are_the_cpu_samplers(device: torch.device) -> None:
     assert chosen[2].isnan()
     assert torch.equal(reference.logprobs(logits_RV, tokens_R).nan_to_num(), chosen.nan_to_num())
     for row in (0, 1, 3):
-        wanted = logprobs_on_cpu(logits_RV[row : row + 1].cpu(), [int(tokens_R[row])], [3])[0]
+        wanted = logprobs_on_cpu(logits_RV[row : row + 1].cpu(), [int(tokens_R[row])], [3], [(7, 0)])[0]
         assert float(chosen[row]) == pytest.approx(wanted.logprob, abs=1e-5)
         assert ids[row].tolist() == [token for token, _ in wanted.top]
         assert values[row].tolist() == pytest.approx([value for _, value in wanted.top], abs=1e-5)
+        asked = torch.tensor([[7, 0]], dtype=torch.int32, device=device)
+        own = reference.id_logprobs(logits_RV[row : row + 1], asked)[0]
+        assert own.tolist() == pytest.approx(wanted.of_ids, abs=1e-5)

@@ -1,52 +1,78 @@
-"""Grammars in GBNF as the engine's library reads them: which texts they accept, and random texts that they do."""
+"""A tiny random model that has a real tokenizer, and engines that run it."""
 
 from __future__ import annotations
 
-import random
-from functools import cache
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 
-import xgrammar
+from twins import make_twin
 
-END = 256
-_CLOSING = frozenset(b'"}]>')
+from sgray.config import Config, GrammarConfig
+from sgray.engine.engine import Engine
+from sgray.engine.executor import load_executor
+from sgray.engine.grammar_queue import GrammarQueue
+from sgray.engine.runner import ModelRunner
+from sgray.protocol import Delta, Finish, Grammar, Request, SamplingParams
 
-
-@cache
-def _compiler() -> xgrammar.GrammarCompiler:
-    """Over a vocabulary of single bytes, which compiles in no time."""
-    vocabulary = [bytes([byte]) for byte in range(256)] + [b"<end>"]
-    info = xgrammar.TokenizerInfo(vocabulary, vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[END])
-    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+VOCAB_SIZE = 49152 + 40  # more than the tokenizer has
 
 
-class Compiled:
-    """One grammar."""
+def make_model(directory: Path, tokenizer_dir: Path) -> Path:
+    """A twin with the tokenizer of another directory; its end id is that tokenizer's."""
+    make_twin(directory, vocab_size=VOCAB_SIZE, eos_token_id=2, max_position_embeddings=512, num_hidden_layers=1)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer_dir / name, directory / name)
+    return directory
 
-    def __init__(self, source: str) -> None:
-        self._grammar = _compiler().compile_grammar(xgrammar.Grammar.from_ebnf(source))
 
-    def accepts(self, text: str | bytes) -> bool:
-        """Whether the whole of a text is accepted."""
-        matcher = xgrammar.GrammarMatcher(self._grammar, terminate_without_stop_token=True)
-        return (not text or matcher.accept_string(text)) and matcher.is_completed()
+def config_of(model_dir: Path, **schedule: object) -> Config:
+    return Config.parse(
+        {
+            "model": {"model_path": str(model_dir), "dtype": "float32", "device": "cpu", "num_threads": 1},
+            "memory": {"max_total_tokens": 2048},
+            "schedule": {"random_seed": 1, "chunked_prefill_size": 64, **schedule},
+        }
+    )
 
-    def wrong(self, good: list[str], bad: list[str]) -> list[str]:
-        """The texts that it takes the wrong way."""
-        return [text for text in good if not self.accepts(text)] + [text for text in bad if self.accepts(text)]
 
-    def random_text(self, draw: random.Random, most: int = 600) -> str | None:
-        """A text that is accepted; None where it did not come to an end in time."""
-        matcher, mask = xgrammar.GrammarMatcher(self._grammar), xgrammar.allocate_token_bitmask(1, END + 1)
-        text = bytearray()
-        for _ in range(most):
-            matcher.fill_next_token_bitmask(mask)
-            words = mask[0].tolist()
-            allowed = [byte for byte in range(END + 1) if words[byte // 32] >> byte % 32 & 1]
-            assert allowed, f"nothing can follow {bytes(text)!r}"
-            if END in allowed and (len(allowed) == 1 or draw.random() < 0.5):
-                return text.decode()
-            weights = [0.0 if byte == END else 30 if byte in _CLOSING else 1 if byte < 128 else 0.1 for byte in allowed]
-            byte = draw.choices(allowed, weights)[0]
-            assert matcher.accept_token(byte)
-            text.append(byte)
-        return None
+def load_engine(config: Config, grammars: GrammarQueue, *, depth: int = 0) -> Engine:
+    """An engine that shares what compiles grammars. With a depth of 1 it plans a step ahead, as for a GPU."""
+    executor, info = load_executor(config)
+    assert isinstance(executor, ModelRunner)
+    executor.depth = depth
+    return Engine(executor, info, config, grammars=grammars)
+
+
+def make_queue(model_dir: Path, **limits: float) -> GrammarQueue:
+    """What compiles grammars for the model that `make_model` made."""
+    return GrammarQueue.of_tokenizer(lambda: model_dir, VOCAB_SIZE, (2,), GrammarConfig(**limits))
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    deltas: list[Delta] = field(default_factory=list)
+
+
+def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Answer]:
+    """What each request got, all of them run together."""
+    answers = {request.id: Answer() for request in requests}
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        for delta in engine.step().deltas:
+            answer = answers[delta.id]
+            assert answer.finish is None
+            answer.tokens += delta.tokens
+            answer.finish = delta.finish
+            answer.deltas.append(delta)
+    engine.check()
+    return answers
+
+
+def asking(name: str, prompt: list[int], grammar: Grammar | None, count: int = 40, **sampling: object) -> Request:
+    params = SamplingParams(**{"temperature": 0.0, "max_new_tokens": count, **sampling})  # type: ignore[arg-type]
+    return Request(name, prompt, params, grammar=grammar)

@@ -52,6 +52,13 @@ def kimi(*calls: tuple[str, str]) -> str:
     return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
 
 
+def gpt_oss(*calls: tuple[str, str]) -> str:
+    return "".join(
+        f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>"
+        for name, arguments in calls
+    )
+
+
 def hermes(*calls: tuple[str, str]) -> str:
     return "\n".join(
         f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name, arguments in calls
@@ -160,6 +167,8 @@ SEVERAL = [OSLO, ("ping", "{}"), ("calc", '{"a": [1, {"b": "}]\\"<"}]}')]
         ("deepseekv3", deepseek(*SEVERAL)),
         ("deepseekv31", deepseek31(*SEVERAL)),
         ("kimi_k2", kimi(*SEVERAL)),
+        ("gpt-oss", gpt_oss(*SEVERAL)),
+        ("gpt-oss", gpt_oss(*SEVERAL).removeprefix("<|start|>assistant").removesuffix("<|call|>")),
     ],
 )
 def test_each_family_of_json_gives_its_calls_word_for_word(family: str, text: str) -> None:
@@ -241,6 +250,7 @@ def test_the_schema_tells_strings_from_other_values(key: str, text: str, value: 
         ("deepseekv3", deepseek),
         ("deepseekv31", deepseek31),
         ("kimi_k2", kimi),
+        ("gpt-oss", gpt_oss),
         ("mistral", lambda *calls: "".join(f"[TOOL_CALLS]{name}[ARGS]{text}" for name, text in calls)),
     ],
 )
@@ -288,6 +298,12 @@ def test_an_unknown_tool_in_an_array_stays_content() -> None:
         ("kimi_k2", "<|tool_call_begin|>ping<|tool_call_argument_begin|>{}<|tool_call_end|>"),
         ("kimi_k2", "<|tool_calls_section_begin|><|tool_calls_section_end|>"),
         ("deepseekv31", f"{wide('tool call begin')}ping{wide('tool sep')}5{wide('tool call end')}"),
+        ("gpt-oss", "<|channel|>commentary to=functions.ping<|message|>5<|call|>"),
+        ("gpt-oss", "<|channel|>commentary<|message|>to=functions.ping {}<|end|>"),
+        ("gpt-oss", "<|channel|>analysis to=ping<|message|>{}<|end|>"),
+        ("gpt-oss", "<|channel|>commentary to=functions.ping " + "x" * 600 + "<|message|>{}"),
+        ("gpt-oss", "<|channel|>commentary to=functions.ping"),
+        ("gpt-oss", "to=functions.nothing<|channel|>commentary<|message|>{}<|call|>"),
     ],
 )
 def test_what_is_no_valid_call_stays_content(family: str, text: str) -> None:
@@ -322,6 +338,8 @@ def test_small_slips_of_a_model_still_make_a_call(text: str) -> None:
         ("llama3", '{"name": "calc", "parameters": {"a": 1', '{"a": 1'),
         ("qwen3_coder", "<tool_call>\n<function=calc>\n<parameter=a>on", '{"a": "on'),
         ("glm45", "<tool_call>calc\n<arg_key>a</arg", "{"),
+        ("gpt-oss", gpt_oss(("calc", '{"a": <x>}')), '{"a": <x>}'),
+        ("gpt-oss", gpt_oss(("calc", '{"a": "on')).removesuffix("<|call|>"), '{"a": "on'),
     ],
 )
 def test_pub_084_arguments_that_break_off_are_no_whole_call(family: str, text: str, arguments: str) -> None:
@@ -333,6 +351,26 @@ def test_pub_084_arguments_that_break_off_are_no_whole_call(family: str, text: s
 def test_tags_inside_strings_end_no_call() -> None:
     arguments = '{"a": "</tool_call><tool_call>{\\"name\\": \\"ping\\"}"}'
     assert in_every_cut("hermes", hermes(("calc", arguments))) == ("", [("calc", arguments)], True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ' to=functions.calc<|channel|>commentary json<|message|>{"a": 1}<|call|>',
+        '<|start|>assistant to=functions.calc<|channel|>commentary <|constrain|>json<|message|> {"a": 1}',
+        '<|channel|>commentary to=calc<|message|>{"a": 1}<|return|>',
+        '<|channel|>analysis to=functions.calc code<|message|>{"a": 1}<|end|>',
+        '<|channel|>commentary<|channel|>commentary to=functions.calc<|message|>{"a": 1}<|end|>',
+    ],
+)
+def test_gpt_oss_names_the_tool_anywhere_in_the_header(text: str) -> None:
+    assert in_every_cut("gpt-oss", text) == ("", [("calc", '{"a": 1}')], True)
+
+
+def test_gpt_oss_may_leave_out_empty_arguments() -> None:
+    text = "<|channel|>commentary to=functions.ping<|message|>"
+    for end in ("", "<|call|>", "\n<|call|>"):
+        assert in_every_cut("gpt-oss", text + end) == ("", [("ping", "{}")], True)
 
 
 def test_kimi_gives_its_own_ids() -> None:
@@ -354,6 +392,7 @@ PARTS = [
     *("</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<|python_start|>"),
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "functions.", ":0"),
     *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "function", "```json", "```"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|call|>", "to=", "commentary to=functions.ping<|message|>"),
     *map(wide, ("tool calls begin", "tool call begin", "tool sep", "tool call end", "tool calls end")),
     *(
         '{"name": "',
@@ -378,6 +417,7 @@ def texts(draw: st.DrawFn) -> tuple[str, str, list[str]]:
     sound = {
         "hermes": hermes(OSLO),
         "kimi_k2": kimi(OSLO),
+        "gpt-oss": gpt_oss(OSLO),
         "deepseekv3": deepseek(OSLO),
         "deepseekv31": deepseek31(OSLO),
         "pythonic": "[ping(), nothing()]",

@@ -13,7 +13,7 @@ from sgray.text.grammar.rules import Rules
 from sgray.text.tools.calls import CallArguments, CallStart, Content
 from sgray.text.tools.grammars import CallableTool, calls_expression, free_or_calls
 from sgray.text.tools.parser import TOOL_FORMATS, ToolCallParser
-from tests.support.grammars import Compiled
+from tests.support.grammar_texts import Compiled
 
 SCHEMAS: dict[str, dict] = {
     "weather": {

@@ -78,6 +78,11 @@ def token_logprobs(logits_RV: Tensor, tokens_R: Tensor, num_top: int) -> tuple[T
     return chosen_R, best.indices.int(), best.values.float() - totals_R1
 
 
+def id_logprobs(logits_RV: Tensor, ids_RN: Tensor) -> Tensor:
+    """Natural-log probabilities (R, N) of each row's own ids, by the model alone."""
+    return logits_RV.gather(1, ids_RN.long()).float() - logits_RV.float().logsumexp(dim=1, keepdim=True)
+
+
 def logprobs(logits_RV: Tensor, tokens_R: Tensor) -> Tensor:
     """Natural-log probabilities (R,) of the tokens by the model alone; NaN for a negative token."""
     return token_logprobs(logits_RV, tokens_R, 0)[0]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sgray.serve.openai.choices import Choice, Piece
 from sgray.serve.openai.forms import Form, Json
 from sgray.serve.openai.generation import Generation
-from sgray.serve.openai.sse import DONE, EventEncoder, event
+from sgray.serve.openai.sse import DataEvents, EventEncoder, Framing
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Answer:
     generation: Generation
     is_stream: bool
     has_fast_text: bool = True
+    framing: Framing = field(default_factory=DataEvents)
 
     async def whole(self) -> Any:
         """The whole answer."""
@@ -48,17 +49,17 @@ class Answer:
             yield chunk
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The same chunks as server-sent events, then the end mark."""
+        """The same chunks as server-sent events, and the end."""
         opened: set[int] = set()
-        encoder = EventEncoder(self.form, has_fast_text=self.has_fast_text)
+        encoder = EventEncoder(self.form, self.framing, has_fast_text=self.has_fast_text)
         async with aclosing(self.generation.pieces()) as source:
             async for choice, piece in source:
                 if choice.index in opened:
                     yield encoder.encode(choice, piece)
                     continue
                 opening = self._opening(choice, opened)
-                yield b"".join(map(event, opening)) + encoder.encode(choice, piece)
-        yield b"".join(map(event, self.form.closing(self.generation.usage()))) + DONE
+                yield b"".join(map(self.framing.event, opening)) + encoder.encode(choice, piece)
+        yield b"".join(map(self.framing.event, self.form.closing(self.generation.usage()))) + self.framing.end
 
     def _opening(self, choice: Choice, opened: set[int]) -> list[Json]:
         if choice.index in opened:

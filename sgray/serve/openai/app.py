@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -17,11 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sgray.config import ApiConfig, Config, environment_keys
 from sgray.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, OverloadedError, SgrayError
+from sgray.serve.anthropic import errors
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.bounds import Bounded
 from sgray.serve.openai.control import abort_name, flush_timeout
 from sgray.serve.openai.http import (
+    ERROR_SHAPE,
     REQUEST_ID,
     STRAIGHT_SEND,
     ClientGoneError,
@@ -36,7 +39,10 @@ from sgray.serve.openai.http import (
 )
 from sgray.serve.openai.keys import Keyring, Keys, for_admin
 from sgray.serve.openai.metrics import CONTENT_TYPE, ApiMetrics
+from sgray.serve.openai.openapi import document
+from sgray.serve.openai.operations import Entry
 from sgray.serve.openai.service import OpenAIService
+from sgray.serve.openai.sse import encode_json
 from sgray.serve.openai.validate import shown
 from sgray.text.token_ids import TextCodec
 
@@ -59,18 +65,7 @@ def app_of(
     """
     calls = _Calls(service, api)
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", _guarded(calls.chat), methods=["POST"]),
-            Route("/v1/completions", _guarded(calls.completions), methods=["POST"]),
-            Route("/generate", _guarded(calls.generate), methods=["POST"]),
-            *_plain_routes(calls),
-            Route("/v1/models", _guarded(calls.models), methods=["GET"]),
-            Route("/v1/models/{name:path}", _guarded(calls.model), methods=["GET"]),
-            Route("/health", _guarded(calls.ready), methods=["GET"]),
-            Route("/ready", _guarded(calls.ready), methods=["GET"]),
-            Route("/live", _guarded(calls.live), methods=["GET"]),
-            Route("/metrics", _guarded(calls.metrics), methods=["GET"]),
-        ],
+        routes=[_route(entry, calls) for entry in ROUTES],
         middleware=[
             Middleware(Observed, metrics=service.metrics),
             Middleware(Bounded, api=api),
@@ -89,9 +84,19 @@ class _Calls:
     def __init__(self, service: OpenAIService, api: ApiConfig) -> None:
         self._service = service
         self._api = api
+        self._description: bytes | None = None
 
     async def chat(self, request: Request) -> Response:
         return await self._respond(request, self._service.open_chat)
+
+    async def responses(self, request: Request) -> Response:
+        return await self._respond(request, self._service.open_responses)
+
+    async def messages(self, request: Request) -> Response:
+        return await self._respond(request, self._service.open_messages)
+
+    async def count_tokens(self, request: Request) -> Response:
+        return json_response(await self._service.count_tokens(await self._body(request)))
 
     async def completions(self, request: Request) -> Response:
         return await self._respond(request, self._service.open_completions)
@@ -155,6 +160,12 @@ class _Calls:
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
+    async def openapi(self, request: Request) -> Response:
+        """The description of all routes; made once, when somebody first asks."""
+        if self._description is None:
+            self._description = encode_json(document(ROUTES))
+        return Response(self._description, media_type="application/json")
+
     async def _respond(self, request: Request, opened: Callable[[object], Awaitable[Answer]]) -> Response:
         """The answer of a call. What fails before the first event of a stream is still an HTTP status."""
         answer = await opened(await self._body(request))
@@ -162,7 +173,8 @@ class _Calls:
             return json_response(await while_connected(request.receive, answer.whole()))
         events = answer.events()
         try:
-            return EventStream(await while_connected(request.receive, events.__anext__()), events)
+            first = await while_connected(request.receive, events.__anext__())
+            return EventStream(first, events, answer.framing)
         except BaseException:  # also where the first event came at the very moment in which the caller was cancelled
             await events.aclose()
             raise
@@ -171,23 +183,40 @@ class _Calls:
         return await read_json(request, self._api.max_body_bytes, self._api.max_json_depth)
 
 
-def _plain_routes(calls: _Calls) -> list[Route]:
-    """What draws no tokens for anybody: SGLang's routes, under its newer and its older names."""
-    flush_cache = for_admin(calls.flush_cache)
-    return [
-        Route("/v1/score", _guarded(calls.score), methods=["POST"]),
-        Route("/v1/tokenize", _guarded(calls.tokenize), methods=["POST"]),
-        Route("/tokenize", _guarded(calls.tokenize), methods=["POST"]),
-        Route("/v1/detokenize", _guarded(calls.detokenize), methods=["POST"]),
-        Route("/detokenize", _guarded(calls.detokenize), methods=["POST"]),
-        Route("/model_info", _guarded(calls.model_info), methods=["GET"]),
-        Route("/get_model_info", _guarded(calls.model_info), methods=["GET"]),
-        Route("/server_info", _guarded(calls.server_info), methods=["GET"]),
-        Route("/get_server_info", _guarded(calls.server_info), methods=["GET"]),
-        Route("/health_generate", _guarded(calls.health_generate), methods=["GET"]),
-        Route("/abort_request", _guarded(calls.abort_request), methods=["POST"]),
-        Route("/flush_cache", _guarded(flush_cache), methods=["GET", "POST"]),
-    ]
+ROUTES = (
+    Entry("POST", "/v1/chat/completions", _Calls.chat),
+    Entry("POST", "/v1/completions", _Calls.completions),
+    Entry("POST", "/v1/responses", _Calls.responses),
+    Entry("POST", "/v1/messages", _Calls.messages),
+    Entry("POST", "/v1/messages/count_tokens", _Calls.count_tokens),
+    Entry("POST", "/generate", _Calls.generate),
+    Entry("POST", "/v1/score", _Calls.score),
+    Entry("POST", "/v1/tokenize", _Calls.tokenize),
+    Entry("POST", "/tokenize", _Calls.tokenize),
+    Entry("POST", "/v1/detokenize", _Calls.detokenize),
+    Entry("POST", "/detokenize", _Calls.detokenize),
+    Entry("GET", "/v1/models", _Calls.models),
+    Entry("GET", "/v1/models/{name:path}", _Calls.model),
+    Entry("GET", "/health", _Calls.ready),
+    Entry("GET", "/ready", _Calls.ready),
+    Entry("GET", "/live", _Calls.live),
+    Entry("GET", "/health_generate", _Calls.health_generate),
+    Entry("GET", "/model_info", _Calls.model_info),
+    Entry("GET", "/get_model_info", _Calls.model_info),
+    Entry("GET", "/server_info", _Calls.server_info),
+    Entry("GET", "/get_server_info", _Calls.server_info),
+    Entry("GET", "/metrics", _Calls.metrics),
+    Entry("POST", "/abort_request", _Calls.abort_request),
+    Entry("GET, POST", "/flush_cache", _Calls.flush_cache, is_admin=True),
+    Entry("GET", "/openapi.json", _Calls.openapi),
+)
+"""Every route, under its newer and its older names where SGLang has two. Each handler is described in operations."""
+
+
+def _route(entry: Entry, calls: _Calls) -> Route:
+    """The route of one entry, with its handler bound to `calls`."""
+    handler: Handler = partial(entry.handler, calls)
+    return Route(entry.path, _guarded(for_admin(handler) if entry.is_admin else handler), methods=entry.methods)
 
 
 class Observed:
@@ -203,16 +232,22 @@ class Observed:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        is_anthropic = errors.is_anthropic(scope["path"].removeprefix(scope.get("root_path", "")))
 
         async def observed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if is_anthropic:
+                    headers["request-id"] = request_id
                 route = scope.get("route")
                 path = route.path if isinstance(route, Route) else "unknown"  # never the client's path: it is unbounded
                 self._metrics.responses.labels(path, str(message["status"])).inc()
             await send(message)
 
         scope[REQUEST_ID] = request_id
+        if is_anthropic:
+            scope[ERROR_SHAPE] = errors.error_answer
         scope[STRAIGHT_SEND] = send
         await self._app(scope, receive, observed)
 
@@ -233,11 +268,11 @@ def _guarded(handler: Handler) -> Handler:
             return await handler(request)
         except SgrayError as error:
             log_failure(error, request_id)
-            return error_response(error)
+            return error_response(error, request.scope)
         except ClientGoneError:
             return Response(status_code=_CLIENT_CLOSED)
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the client gets an answer
-            return error_response(internal_error(error, request_id))
+            return error_response(internal_error(error, request_id), request.scope)
 
     return guarded
 
@@ -253,4 +288,4 @@ async def _http_exception(request: Request, exception: Exception) -> Response:
         error = MethodNotAllowedError(f"{request.method} is not allowed here; allowed: {allowed}.")
     else:
         error = InvalidRequestError(str(exception.detail))
-    return error_response(error, dict(exception.headers or {}))
+    return error_response(error, request.scope, dict(exception.headers or {}))

@@ -24,7 +24,7 @@ class Bounded:
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
 
     def _error(self, scope: Scope) -> SgrayError | None:
         most = self._api.max_url_bytes

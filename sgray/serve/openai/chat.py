@@ -92,20 +92,25 @@ class ChatForm:
     def _logprobs(self, entries: list[TokenEntry]) -> Json | None:
         if not self.has_logprobs:
             return None
-        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+        content = [entry_json(entry, self.tokenizer, self.top_logprobs) for entry in entries]
+        return {"content": content, "refusal": None}
 
-    def _entry(self, entry: TokenEntry) -> Json:
-        """One token. An ending token is no text of the message, so it has no bytes."""
-        assert entry.logprobs is not None, "a generated token has logprobs when asked for"
-        best = entry.logprobs.top[: self.top_logprobs]
-        shown = self._token(entry.token, entry.logprobs.logprob)
-        if not entry.is_text:
-            shown["bytes"] = []
-        return shown | {"top_logprobs": [self._token(token, value) for token, value in best if value == finite(value)]}
 
-    def _token(self, token: int, logprob: float) -> Json:
-        return {
-            "token": self.tokenizer.token_text(token),
-            "logprob": finite(logprob),
-            "bytes": list(self.tokenizer.token_bytes(token)),
-        }
+def entry_json(entry: TokenEntry, tokenizer: TextCodec, top_logprobs: int) -> Json:
+    """One token with its logprobs. An ending token is no text of the message, so it has no bytes."""
+    assert entry.logprobs is not None, "a generated token has logprobs when asked for"
+    best = entry.logprobs.top[:top_logprobs]
+    shown = _token(entry.token, entry.logprobs.logprob, tokenizer)
+    if not entry.is_text:
+        shown["bytes"] = []
+    return shown | {
+        "top_logprobs": [_token(token, value, tokenizer) for token, value in best if value == finite(value)]
+    }
+
+
+def _token(token: int, logprob: float, tokenizer: TextCodec) -> Json:
+    return {
+        "token": tokenizer.token_text(token),
+        "logprob": finite(logprob),
+        "bytes": list(tokenizer.token_bytes(token)),
+    }

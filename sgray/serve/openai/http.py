@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sgray.errors import InvalidRequestError, OverloadedError, RequestTooLargeError, SgrayError
-from sgray.serve.openai.sse import encode_json, error_event
+from sgray.serve.openai.sse import Framing, encode_json
 from sgray.serve.openai.validate import parse_json, shown
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,12 @@ REQUEST_ID = "sgray.request_id"
 STRAIGHT_SEND = "sgray.send"
 """Where a scope keeps the server's own `send`; the application's layers watch for nothing but a response's start."""
 
+ERROR_SHAPE = "sgray.error_shape"
+"""Where a scope keeps how its errors look, an `ErrorShape`, if not as OpenAI's."""
+
+ErrorShape = Callable[[SgrayError, str], tuple[int, dict[str, Any]]]
+"""The status and the body of an error, given the id of the call."""
+
 
 class ClientGoneError(Exception):
     """The client closed the connection; nobody reads an answer."""
@@ -39,13 +45,15 @@ def json_response(value: Any) -> Response:
     return Response(encode_json(value), media_type="application/json")
 
 
-def error_response(error: SgrayError, headers: dict[str, str] | None = None) -> Response:
-    """The HTTP answer of an error. ASCII, since messages may quote what the client sent."""
+def error_response(error: SgrayError, scope: Scope, headers: dict[str, str] | None = None) -> Response:
+    """The HTTP answer of an error, in the call's shape. ASCII, since messages may quote what the client sent."""
     headers = dict(headers or {})
     if error.status in (429, 503):
         seconds = error.retry_after_s if isinstance(error, OverloadedError) else OverloadedError.retry_after_s
         headers["retry-after"] = str(seconds)
-    return Response(json.dumps(error.body()), error.status, headers, media_type="application/json")
+    shape: ErrorShape | None = scope.get(ERROR_SHAPE)
+    status, body = (error.status, error.body()) if shape is None else shape(error, scope[REQUEST_ID])
+    return Response(json.dumps(body), status, headers, media_type="application/json")
 
 
 def internal_error(error: BaseException, request_id: str) -> SgrayError:
@@ -101,7 +109,7 @@ async def while_connected(receive: Receive, work: Awaitable[ResultT]) -> ResultT
 class EventStream(Response):
     """Sends `first` and then the events, each when the client has taken the last; a failure is the last event."""
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], framing: Framing) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [
             (b"content-type", b"text/event-stream"),
@@ -109,6 +117,7 @@ class EventStream(Response):
         ]
         self._first = first
         self._events = events
+        self._framing = framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything, or stop the call where the client leaves."""
@@ -129,11 +138,12 @@ class EventStream(Response):
                     await straight({"type": "http.response.body", "body": chunk, "more_body": True})
         except SgrayError as error:
             log_failure(error, request_id)
-            await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
+            body = self._framing.failure(error, request_id)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the stream must not look complete
-            body = error_event(internal_error(error, request_id))
+            body = self._framing.failure(internal_error(error, request_id), request_id)
             await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -143,7 +143,7 @@ class Keys:
                 return
             if access is None and _path(scope) not in OPEN_PATHS:
                 error = InvalidKeyError(_reason(authorization, key))
-                await error_response(error, {"www-authenticate": "Bearer"})(scope, receive, send)
+                await error_response(error, scope, {"www-authenticate": "Bearer"})(scope, receive, send)
                 return
         scope[_ACCESS] = access
         await self._app(scope, receive, send)

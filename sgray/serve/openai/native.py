@@ -24,6 +24,7 @@ class _Written:
     tokens: list[int] = field(default_factory=list)
     own: list[Entry] = field(default_factory=list)
     top: list[list[Entry] | None] = field(default_factory=list)
+    of_ids: list[list[Entry] | None] = field(default_factory=list)
 
 
 @dataclass
@@ -70,12 +71,14 @@ class NativeForm:
         written = self._written.setdefault(choice.index, _Written())
         written.text += piece.text
         written.tokens += piece.tokens
-        num_top = self._ask(choice).num_top
+        ask = self._ask(choice)
         for entry in piece.entries:
             assert entry.logprobs is not None, "a generated token has logprobs when asked for"
             written.own.append(self._entry(entry.token, entry.logprobs))
-            if num_top:
-                written.top.append(self._top(entry.logprobs, num_top))
+            if ask.num_top:
+                written.top.append(self._top(entry.logprobs, ask.num_top))
+            if ask.ids:
+                written.of_ids.append(self._of_ids(entry.logprobs, ask))
 
     def _answer(self, choice: Choice, last: Piece) -> Json:
         """Lists are copied: who keeps a chunk does not see it grow."""
@@ -90,28 +93,34 @@ class NativeForm:
         if last.finish_reason is not None:
             meta["e2e_latency"] = time.monotonic() - self.started
         if ask.is_asked:
-            own, top = self._of_prompt(choice, last, ask)
+            tokens, found = self._of_prompt(choice, last, ask)
+            own = [self._entry(token, values) for token, values in zip(tokens, found, strict=True)]
             meta |= {"input_token_logprobs": own, "output_token_logprobs": list(written.own)}
             if ask.num_top:
+                top = [self._top(values, ask.num_top) if values else None for values in found]
                 meta |= {"input_top_logprobs": top, "output_top_logprobs": list(written.top)}
+            if ask.ids:
+                of_ids = [self._of_ids(values, ask) if values else None for values in found]
+                meta |= {"input_token_ids_logprobs": of_ids, "output_token_ids_logprobs": list(written.of_ids)}
         return {"text": written.text, "output_ids": list(written.tokens), "meta_info": meta}
 
-    def _of_prompt(self, choice: Choice, last: Piece, ask: LogprobAsk) -> tuple[list[Entry], list[list[Entry] | None]]:
-        """Entries of the prompt's tokens from the start asked for; the first token of a prompt has no logprob."""
+    def _of_prompt(self, choice: Choice, last: Piece, ask: LogprobAsk) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """The prompt's tokens from the start asked for, and their logprobs; the first of a prompt has none."""
         tokens, found = choice.prompt_tokens, choice.prompt_logprobs
         if ask.start is None or ask.start == len(tokens) or (found is None and last.finish_reason == "abort"):
             return [], []
         if found is None or len(found) != len(tokens):
             raise EngineError(f"the engine gave logprobs for {len(found or [])} of {len(tokens)} prompt tokens")
-        rest = found[ask.start :]
-        own = [self._entry(token, values) for token, values in zip(tokens[ask.start :], rest, strict=True)]
-        return own, [self._top(values, ask.num_top) if values else None for values in rest]
+        return tokens[ask.start :], found[ask.start :]
 
     def _entry(self, token: int, values: TokenLogprobs | None) -> Entry:
         return [finite(values.logprob) if values else None, token, self._text(token)]
 
     def _top(self, values: TokenLogprobs, num_top: int) -> list[Entry]:
         return [[finite(value), token, self._text(token)] for token, value in values.top[:num_top]]
+
+    def _of_ids(self, values: TokenLogprobs, ask: LogprobAsk) -> list[Entry]:
+        return [[finite(value), token, self._text(token)] for token, value in zip(ask.ids, values.of_ids, strict=True)]
 
     def _text(self, token: int) -> str | None:
         return self.tokenizer.token_text(token) if self.has_text_in_logprobs else None

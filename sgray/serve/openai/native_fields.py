@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from sgray.errors import InvalidRequestError
-from sgray.protocol import NO_LOGPROBS, SamplingParams
-from sgray.serve.openai.prompts import Prompt, answer_tokens
+from sgray.protocol import MAX_LOGPROB_IDS, NO_LOGPROBS, SamplingParams
+from sgray.serve.openai.prompts import Prompt, answer_tokens, checked_ids
 from sgray.serve.openai.sampling import Limits, sampling_params
 from sgray.serve.openai.schemas import (
     MAX_TOP_LOGPROBS,
@@ -38,11 +38,15 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class LogprobAsk:
-    """What one prompt's caller wants of logprobs. `start` is the first prompt token that gets one, None for none."""
+    """What one prompt's caller wants of logprobs. `start` is the first prompt token that gets one, None for none.
+
+    `ids` are the ids whose logprobs are wanted at every position.
+    """
 
     is_asked: bool
     start: int | None
     num_top: int
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +86,30 @@ def parse_sampling(native: NativeBody, num_prompts: int | None) -> list[NativeSa
     return given
 
 
-def parse_logprobs(native: NativeBody, num_prompts: int | None, lengths: list[int]) -> list[LogprobAsk]:
-    """What is asked of logprobs, for each prompt; `lengths` are the prompts', in tokens."""
+def parse_logprobs(
+    native: NativeBody, given: list[NativeSampling], num_prompts: int | None, lengths: list[int], vocab_size: int
+) -> list[LogprobAsk]:
+    """What is asked of logprobs, for each prompt; `given` and `lengths` (in tokens) are the prompts'."""
 
     def top(value: object, place: str) -> int:
         return _whole(value, "top_logprobs_num", place, 0, MAX_TOP_LOGPROBS)
 
-    def start(value: object, place: str) -> int:
-        return _whole(value, "logprob_start_len", place, -1, max(lengths))
+    def start(value: object, place: str) -> int | None:
+        return None if value is None else _whole(value, "logprob_start_len", place, -1, max(lengths))
 
     asked = _spread(native.return_logprob, "return_logprob", num_prompts, _flag)
     tops = _spread(native.top_logprobs_num, "top_logprobs_num", num_prompts, top)
-    starts = _spread(native.logprob_start_len, "logprob_start_len", num_prompts, start)
+    chosen = _spread(native.logprob_start_len, "logprob_start_len", num_prompts, start)
+    unset = [-1 if one.max_new_tokens else 0 for one in given]
+    starts = [other if first is None else first for first, other in zip(chosen, unset, strict=True)]
+    ids = _spread_ids(native.token_ids_logprob, num_prompts, vocab_size)
     for position, (first, length) in enumerate(zip(starts, lengths, strict=True)):
         if first > length:
             reason = f"{first} is beyond the {length} tokens of prompt {position}."
             wrong_value("logprob_start_len", "logprob_start_len", reason)
     return [
-        LogprobAsk(is_asked, first if is_asked and first >= 0 else None, num_top if is_asked else 0)
-        for is_asked, first, num_top in zip(asked, starts, tops, strict=True)
+        LogprobAsk(True, first if first >= 0 else None, num_top, own) if is_asked else LogprobAsk(False, None, 0)
+        for is_asked, first, num_top, own in zip(asked, starts, tops, ids, strict=True)
     ]
 
 
@@ -123,6 +132,7 @@ def native_sampling(
         logprobs=ask.num_top if ask.is_asked else NO_LOGPROBS,
         prompt_logprobs=ask.num_top if has_prompt else NO_LOGPROBS,
         prompt_logprobs_start=ask.start or 0 if has_prompt else 0,
+        logprob_ids=ask.ids,
     )
 
 
@@ -156,6 +166,22 @@ def _spread(value: object, param: str, num_prompts: int | None, read: Callable[[
             param, param, f"an array of {len(value)} for {num_prompts} prompts; give one for each, or one value."
         )
     return [read(item, f"{param}[{index}]") for index, item in enumerate(value)]
+
+
+def _spread_ids(value: object, num_prompts: int | None, vocab_size: int) -> list[tuple[int, ...]]:
+    """The ids of each prompt: one array for all, or an array of arrays; null or an empty one asks for none."""
+
+    def read(value: object, place: str) -> tuple[int, ...]:
+        if value is None or value == []:
+            return ()
+        ids = checked_ids(value, "token_ids_logprob", place, vocab_size)
+        if len(ids) > MAX_LOGPROB_IDS:
+            wrong_value("token_ids_logprob", place, f"{len(ids)} ids, at most {MAX_LOGPROB_IDS} are allowed.")
+        return tuple(ids)
+
+    if isinstance(value, list) and any(item is None or isinstance(item, list) for item in value):
+        return _spread(value, "token_ids_logprob", num_prompts, read)
+    return [read(value, "token_ids_logprob")] * (num_prompts or 1)
 
 
 def _flag(value: object, place: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from sgray.serve.openai.choices import TokenEntry
 from sgray.serve.openai.forms import Json
 from sgray.serve.openai.tools import ToolUse
+from sgray.text.channels import ChannelParser
 from sgray.text.reasoning import ReasoningFormat, ReasoningParser, Split, goes_on_inside, starts_inside
 from sgray.text.tools.calls import CallArguments, CallStart, Content, Event
 from sgray.text.tools.parser import ToolCallParser
@@ -39,6 +40,12 @@ class Reading:
     def is_plain(self) -> bool:
         """Whether all text is content."""
         return self.reasoning is None and self.tools.format is None
+
+    @property
+    def has_special_tokens(self) -> bool:
+        """Whether marks that are looked for are special tokens, which the text must then hold."""
+        is_in_tools = self.tools.format is not None and self.tools.format.has_special_tokens
+        return is_in_tools or (self.reasoning is not None and self.reasoning.has_channels)
 
     def reader(self) -> Reader:
         """For one choice."""
@@ -130,9 +137,11 @@ def is_inside(form: ReasoningFormat, prompt_end: str, continued: Mapping[str, An
     return goes_on_inside(form, said if isinstance(said, str) else "\n".join(part["text"] for part in said))
 
 
-def _reasoning_parser(reading: Reading) -> ReasoningParser | None:
+def _reasoning_parser(reading: Reading) -> ReasoningParser | ChannelParser | None:
     if reading.reasoning is None:
         return None
+    if reading.reasoning.has_channels:
+        return ChannelParser(is_inside=reading.is_inside, is_verbatim=not reading.separates)
     return ReasoningParser(reading.reasoning, is_inside=reading.is_inside, is_verbatim=not reading.separates)
 
 

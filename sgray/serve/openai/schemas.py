@@ -6,9 +6,12 @@ names are unknown. A null field counts as left out. Fields marked "ignored" chan
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from sgray.serve.openai import request_shapes as shapes
+from sgray.serve.openai.request_shapes import Like
 
 MAX_TOP_LOGPROBS = 20
 INT64 = 2**63
@@ -35,8 +38,8 @@ class Constrained(Body):
 
     regex: str | None = Field(None, description="The whole text matches it.")
     ebnf: str | None = Field(None, description="A grammar in GBNF whose root is called root.")
-    json_schema: Any = Field(None, description="A JSON schema, also as a string.")
-    structural_tag: Any = Field(None, description="A structural tag, also as a string.")
+    json_schema: Annotated[Any, Like(shapes.JsonSchema)] = Field(None, description="A JSON schema, also as a string.")
+    structural_tag: Annotated[Any, Like(shapes.Tag)] = Field(None, description="A structural tag, also as a string.")
 
 
 class Sampling(Constrained):
@@ -50,8 +53,10 @@ class Sampling(Constrained):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=2)
-    logit_bias: dict[Any, Any] = Field(default_factory=dict, description="Token id to a number in [-100, 100].")
-    stop: Any = Field(None, description="A string, or an array of strings.")
+    logit_bias: Annotated[dict[Any, Any], Like(shapes.LogitBias)] = Field(
+        default_factory=dict, description="Token id to a number in [-100, 100]."
+    )
+    stop: Annotated[Any, Like(shapes.Stop)] = Field(None, description="A string, or an array of strings.")
     stop_token_ids: list[int] = Field(default_factory=list)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -67,12 +72,16 @@ class OpenAIBody(Sampling):
     seed: int | None = Field(None, ge=-INT64, lt=INT64, description="Choice i of a prompt uses seed + i.")
     stream: bool = False
     stream_options: StreamOptions | None = None
-    response_format: Any = Field(None, description='Type "text", "json_object", "json_schema" or "structural_tag".')
-    guided_json: Any = Field(None, description="vLLM's name of json_schema.")
+    response_format: Annotated[Any, Like(shapes.ResponseFormat)] = Field(
+        None, description='Type "text", "json_object", "json_schema" or "structural_tag".'
+    )
+    guided_json: Annotated[Any, Like(shapes.JsonSchema)] = Field(None, description="vLLM's name of json_schema.")
     guided_regex: str | None = Field(None, description="vLLM's name of regex.")
-    guided_choice: Any = Field(None, description="An array of strings, of which the text is one.")
+    guided_choice: Annotated[Any, Like(shapes.Choices)] = Field(
+        None, description="An array of strings, of which the text is one."
+    )
     guided_grammar: str | None = Field(None, description="vLLM's name of ebnf.")
-    structured_outputs: Any = Field(
+    structured_outputs: Annotated[Any, Like(shapes.StructuredOutputs)] = Field(
         None,
         description="vLLM's newer form: json, regex, choice, grammar, json_object or structural_tag in an object.",
     )
@@ -85,13 +94,17 @@ class OpenAIBody(Sampling):
 class ChatBody(OpenAIBody):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], Like(shapes.Messages)] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[dict[str, Any]] = Field(default_factory=list, description="Needs api.tool_call_parser.")
-    tool_choice: Any = Field(None, description='"auto" or "none", which hides the tools.')
-    parallel_tool_calls: bool = Field(True, description="False: the first call alone is returned.")
+    tools: Annotated[list[dict[str, Any]], Like(shapes.Tools)] = Field(
+        default_factory=list, description="Needs api.tool_call_parser."
+    )
+    tool_choice: Annotated[Any, Like(shapes.ToolChoice)] = Field(
+        None, description='"auto", "none", "required", a named function, or allowed tools.'
+    )
+    parallel_tool_calls: bool = Field(True, description="False: one call alone. So for the only tool, if it must be.")
     separate_reasoning: bool | None = Field(None, description="False: reasoning stays in the content. See the next.")
     stream_reasoning: bool = Field(True, description="False: reasoning comes in one piece. Needs api.reasoning_parser.")
     add_generation_prompt: bool = True
@@ -107,7 +120,7 @@ class ChatBody(OpenAIBody):
 class CompletionBody(OpenAIBody):
     """POST /v1/completions."""
 
-    prompt: Any
+    prompt: Annotated[Any, Like(shapes.Prompt)]
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: int | None = Field(None, ge=1, description="Only the value of n: all choices are returned.")
@@ -124,15 +137,26 @@ class NativeSampling(Sampling):
 class NativeBody(Body):
     """POST /generate: exactly one of `text` and `input_ids`, each one prompt or an array of them."""
 
-    text: Any = None
-    input_ids: Any = None
-    sampling_params: Any = Field(None, description="An object, or an array of them, one a prompt.")
-    rid: Any = Field(None, description="The call's name for /abort_request, or an array of them, one a prompt.")
+    text: Annotated[Any, Like(shapes.Texts)] = None
+    input_ids: Annotated[Any, Like(shapes.Ids)] = None
+    sampling_params: Annotated[Any, Like(NativeSampling | list[NativeSampling])] = Field(
+        None, description="An object, or an array of them, one a prompt."
+    )
+    rid: Annotated[Any, Like(str | list[str])] = Field(
+        None, description="The call's name for /abort_request, or an array of them, one a prompt."
+    )
     stream: bool = False
-    return_logprob: Any = Field(False, description="Also an array, one a prompt; so the next two.")
-    top_logprobs_num: Any = Field(0, description="Best alternatives beside each token.")
-    logprob_start_len: Any = Field(
-        -1, description="First prompt token whose logprob is wanted; -1: those of the answer alone."
+    return_logprob: Annotated[Any, Like(bool | list[bool])] = Field(
+        False, description="Also an array, one a prompt; so the next two."
+    )
+    top_logprobs_num: Annotated[Any, Like(shapes.Counts)] = Field(0, description="Best alternatives beside each token.")
+    logprob_start_len: Annotated[Any, Like(shapes.Starts)] = Field(
+        None,
+        description="First prompt token whose logprob is wanted; -1: those of the answer alone. Unset: -1, but 0 where "
+        "max_new_tokens is 0, since there is nothing else to ask for.",
+    )
+    token_ids_logprob: Annotated[Any, Like(shapes.Ids)] = Field(
+        None, description="Token ids whose logprobs come with each token's, or an array of such arrays, one a prompt."
     )
     return_text_in_logprobs: bool = Field(False, description="The text of each token beside its id, else null.")
     cache_salt: str = Field("", max_length=256)
@@ -143,13 +167,13 @@ class TokenizeBody(Body):
     """POST /tokenize: a prompt, or messages with what a chat call would send beside them."""
 
     model: str | None = None
-    prompt: Any = Field(None, description="A string, or an array of strings.")
-    messages: Any = None
+    prompt: Annotated[Any, Like(shapes.Texts)] = Field(None, description="A string, or an array of strings.")
+    messages: Annotated[Any, Like(shapes.Messages)] = None
     add_special_tokens: bool | None = Field(None, description="What the tokenizer adds to a prompt; true if unset.")
-    add_generation_prompt: Any = None
-    continue_final_message: Any = None
-    chat_template_kwargs: Any = None
-    tools: Any = None
+    add_generation_prompt: Annotated[Any, Like(bool)] = None
+    continue_final_message: Annotated[Any, Like(bool)] = None
+    chat_template_kwargs: Annotated[Any, Like(shapes.TemplateVariables)] = None
+    tools: Annotated[Any, Like(shapes.Tools)] = None
     return_token_strs: bool = False
 
 
@@ -157,7 +181,7 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: Any
+    tokens: Annotated[Any, Like(list[shapes.TokenId] | list[list[shapes.TokenId]])]
     skip_special_tokens: bool = True
 
 
@@ -165,9 +189,9 @@ class ScoreBody(Body):
     """POST /v1/score: texts, or token ids, for query and items alike."""
 
     model: str | None = None
-    query: Any
-    items: Any
-    label_token_ids: Any
+    query: Annotated[Any, Like(str | shapes.TokenIds)]
+    items: Annotated[Any, Like(shapes.Prompt)]
+    label_token_ids: Annotated[Any, Like(shapes.TokenIds)]
     apply_softmax: bool = Field(False, description="Shares of the labels alone instead of probabilities.")
     item_first: bool = False
     user: str = Field("", description="Ignored, as in calls.")
@@ -208,7 +232,6 @@ NATIVE_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "audio_data": (([],), TEXT_ONLY),
     "mm_hashes": (([],), TEXT_ONLY),
     "modalities": (([], ["text"]), TEXT_ONLY),
-    "token_ids_logprob": (([],), "logprobs of chosen ids are not made yet; top_logprobs_num gives the best ones"),
     "return_hidden_states": ((False,), "hidden states are not given out"),
     "return_routed_experts": ((False,), "there are no experts"),
     "return_sampling_mask": ((False,), "the mask of sampling is not given out"),

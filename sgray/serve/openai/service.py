@@ -13,8 +13,12 @@ from typing import Any
 from sgray.config import Config
 from sgray.errors import InvalidRequestError, ModelNotFoundError
 from sgray.protocol import NO_LOGPROBS, Grammar, SamplingParams
+from sgray.serve.anthropic import fields as anthropic_fields
+from sgray.serve.anthropic.errors import error_chunks
+from sgray.serve.anthropic.form import MessageForm
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
+from sgray.serve.openai.blocks import BlockReader
 from sgray.serve.openai.chat import ChatForm
 from sgray.serve.openai.completions import CompletionForm
 from sgray.serve.openai.constraints import Thinking, constraint_of, grammar_of, with_calls
@@ -34,6 +38,8 @@ from sgray.serve.openai.native_fields import (
 )
 from sgray.serve.openai.prompts import THREAD_CHARS, Prompt, answer_tokens, parse_prompts, tokenise
 from sgray.serve.openai.reading import PROMPT_END_TOKENS, Reading, is_inside
+from sgray.serve.openai.responses_fields import CHAT_NAMES, chat_body, parse_responses
+from sgray.serve.openai.responses_form import response_form
 from sgray.serve.openai.sampling import (
     Limits,
     TextOptions,
@@ -52,6 +58,7 @@ from sgray.serve.openai.schemas import (
     StreamOptions,
 )
 from sgray.serve.openai.scores import score_call, score_json, score_prompts
+from sgray.serve.openai.sse import DataEvents, Framing, NamedEvents
 from sgray.serve.openai.token_calls import (
     chat_fields,
     decode_tokens,
@@ -61,6 +68,7 @@ from sgray.serve.openai.token_calls import (
     tokens_json,
 )
 from sgray.serve.openai.tools import ToolUse, tool_use
+from sgray.serve.openai.translation import in_words_of
 from sgray.serve.openai.validate import checked_text, parse_body, shown, without_unsupported, wrong_value
 from sgray.text.reasoning import REASONING_FORMATS
 from sgray.text.token_ids import REFUSAL, TextCodec
@@ -87,6 +95,14 @@ class OpenAIService:
     async def chat(self, body: Mapping[str, Any]) -> Json | AsyncIterator[Json]:
         """A chat completion: the answer, or its chunks where the body says `stream`."""
         return await _run(await self.open_chat(body))
+
+    async def responses(self, body: Mapping[str, Any]) -> Json | AsyncIterator[Json]:
+        """A response: the answer, or its events where the body says `stream`."""
+        return await _run(await self.open_responses(body))
+
+    async def messages(self, body: Mapping[str, Any]) -> Json | AsyncIterator[Json]:
+        """A message of Anthropic's API: the answer, or its events where the body says `stream`."""
+        return await _run(await self.open_messages(body))
 
     async def completions(self, body: Mapping[str, Any]) -> Json | AsyncIterator[Json]:
         """A text completion: the answer, or its chunks where the body says `stream`."""
@@ -133,7 +149,7 @@ class OpenAIService:
         self._refuse_text("query", is_asked=isinstance(given.query, str))
         prompts = await score_prompts(given, self._tokenizer, self._limits())
         call = score_call(f"score-{uuid.uuid4().hex}", prompts, given.label_token_ids)
-        generation = Generation(call, self.backend, self._tokenizer, self.metrics, self._api.request_timeout_s)
+        generation = self._generation(call)
         async with aclosing(generation.pieces()) as pieces:
             async for _ in pieces:
                 pass
@@ -142,30 +158,80 @@ class OpenAIService:
     async def open_chat(self, body: object) -> Answer:
         """A checked chat call."""
         chat = parse_body(ChatBody, _supported(body))
-        self._check_openai(chat)
-        self._refuse_text("messages", is_asked=True)
-        limits = self._limits()
-        top_logprobs = _chat_logprobs(chat)
-        tools = tool_use(chat, self._api.tool_call_parser)
-        prompt = await self._chat_prompt(chat, tools)
-        reading = self._reading(chat, prompt, tools)
-        grammar = await self._grammar(chat, thinking=self._thinking(reading), tools=tools)
-        sampling = replace(sampling_params(chat, limits), logprobs=top_logprobs)
+        call, reading = await self._chat_call(chat, f"chatcmpl-{uuid.uuid4().hex}")
         form = ChatForm(
-            f"chatcmpl-{uuid.uuid4().hex}",
+            call.id,
             self.model_name,
             int(time.time()),
             self._tokenizer,
             has_logprobs=chat.logprobs,
-            top_logprobs=max(0, top_logprobs),
+            top_logprobs=chat.top_logprobs or 0,
             has_usage=_has_usage(chat),
             reading=reading,
         )
-        per_prompt = [self._budget(chat, sampling, prompt, _chat_limit(chat), None, "messages", limits)]
-        call = replace(self._call(form.id, chat, [prompt], per_prompt, limits), grammars=[grammar])
-        if tools.format is not None and tools.format.has_special_tokens:  # whatever the call says: they mark its calls
+        return self._answer(form, call, chat.stream, options=chat.stream_options, has_fast_text=reading.is_plain)
+
+    async def _chat_call(self, chat: ChatBody, call_id: str, *, is_capped: bool = False) -> tuple[Call, Reading]:
+        """What the engine is asked, and how its answers are read, whatever form they get.
+
+        With `is_capped` a limit on the answer's tokens beyond what the context leaves is no error.
+        """
+        self._check_openai(chat)
+        self._refuse_text("messages", is_asked=True)
+        limits = self._limits()
+        logprobs = _chat_logprobs(chat)
+        tools = tool_use(chat, self._api.tool_call_parser)
+        prompt = await self._chat_prompt(chat, tools)
+        sampling = replace(sampling_params(chat, limits), logprobs=logprobs)
+        reading = self._reading(chat, prompt, tools)
+        grammar = await self._grammar(chat, thinking=self._thinking(reading), tools=tools)
+        asked = _chat_limit(chat)
+        if is_capped and asked is not None:
+            asked = min(asked, max(1, limits.context_length - len(prompt.tokens)))
+        per_prompt = [self._budget(chat, sampling, prompt, asked, None, "messages", limits)]
+        call = replace(self._call(call_id, chat, [prompt], per_prompt, limits), grammars=[grammar])
+        if reading.has_special_tokens:  # whatever the call says: they mark its calls or its reasoning
             call = replace(call, text=[replace(options, skip_special_tokens=False) for options in call.text])
-        return self._answer(form, call, chat.stream, options=chat.stream_options, has_fast_text=form.reading.is_plain)
+        return call, reading
+
+    async def open_responses(self, body: object) -> Answer:
+        """A checked call of the Responses API: a chat call in another form."""
+        given = parse_responses(body)
+        fields = chat_body(given)
+        with in_words_of(CHAT_NAMES):
+            chat = parse_body(ChatBody, _supported(fields))
+            call, reading = await self._chat_call(chat, f"resp_{uuid.uuid4().hex}")
+        form = response_form(given, call.id, self.model_name, self._tokenizer, reading)
+        return self._answer(form, call, given.stream, has_fast_text=False, framing=NamedEvents(form.failed))
+
+    async def open_messages(self, body: object) -> Answer:
+        """A checked call of Anthropic's Messages API: a chat call in another form."""
+        given = anthropic_fields.parse_messages(body)
+        fields = anthropic_fields.chat_body(given, self._api.reasoning_parser)
+        with in_words_of(anthropic_fields.CHAT_NAMES):
+            chat = parse_body(ChatBody, _supported(fields))
+            call, reading = await self._chat_call(chat, f"msg_{uuid.uuid4().hex}", is_capped=True)
+        generation = self._generation(call)
+        form = MessageForm(
+            call.id,
+            self.model_name,
+            BlockReader(reading),
+            generation.usage,
+            is_capped=call.sampling[0].max_new_tokens < given.max_tokens,
+            hides_thoughts=given.thinking is not None and given.thinking.display == "omitted",
+        )
+        return Answer(form, generation, given.stream, has_fast_text=False, framing=NamedEvents(error_chunks))
+
+    async def count_tokens(self, body: object) -> Json:
+        """How many tokens the prompt of a call of Anthropic's API has."""
+        given = anthropic_fields.parse_count(body)
+        fields = anthropic_fields.chat_body(given, self._api.reasoning_parser)
+        with in_words_of(anthropic_fields.CHAT_NAMES):
+            chat = parse_body(ChatBody, _supported(fields))
+            self._check_openai(chat)
+            self._refuse_text("messages", is_asked=True)
+            prompt = await self._chat_prompt(chat, tool_use(chat, self._api.tool_call_parser))
+        return {"input_tokens": len(prompt.tokens)}
 
     async def open_completions(self, body: object) -> Answer:
         """A checked text completions call."""
@@ -207,7 +273,8 @@ class OpenAIService:
         given = parse_sampling(native, count)
         n = checked_n(given[0].n, len(prompts), limits, "sampling_params.n")
         names = name_answers(native.rid, count, n)
-        asks = parse_logprobs(native, count, [len(prompt.tokens) for prompt in prompts])
+        lengths = [len(prompt.tokens) for prompt in prompts]
+        asks = parse_logprobs(native, given, count, lengths, limits.vocab_size)
         is_list = count is not None or n > 1
         form = NativeForm(names.answers, asks, self._tokenizer, is_list, native.return_text_in_logprobs)
         call = Call(
@@ -250,11 +317,16 @@ class OpenAIService:
         *,
         options: StreamOptions | None = None,
         has_fast_text: bool = True,
+        framing: Framing | None = None,
     ) -> Answer:
-        generation = Generation(call, self.backend, self._tokenizer, self.metrics, self._api.request_timeout_s)
+        generation = self._generation(call)
         if options is not None and options.continuous_usage_stats:
             form, has_fast_text = RunningUsage(form, generation.usage), False
-        return Answer(form, generation, is_stream, has_fast_text and self._tokenizer.has_text)
+        has_fast_text = has_fast_text and self._tokenizer.has_text
+        return Answer(form, generation, is_stream, has_fast_text, framing or DataEvents())
+
+    def _generation(self, call: Call) -> Generation:
+        return Generation(call, self.backend, self._tokenizer, self.metrics, self._api.request_timeout_s)
 
     def _limits(self) -> Limits:
         info, api = self.backend.info, self._api
@@ -349,7 +421,8 @@ class OpenAIService:
 
     def _reading(self, chat: ChatBody, prompt: Prompt, tools: ToolUse) -> Reading:
         """How the answers are read; raises where reasoning must be told apart and this server was not told how."""
-        name = self._api.reasoning_parser
+        # The calls and the reasoning of gpt-oss are messages of one format.
+        name = self._api.reasoning_parser or ("gpt-oss" if self._api.tool_call_parser == "gpt-oss" else None)
         if name is None:
             if chat.separate_reasoning:
                 reason = f"set api.reasoning_parser (--reasoning-parser) to one of {', '.join(REASONING_FORMATS)}."

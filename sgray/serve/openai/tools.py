@@ -76,7 +76,9 @@ def tool_use(chat: ChatBody, parser: str | None) -> ToolUse:
             code="unsupported_parameter",
         )
     named = tuple(tool for tool in tools if choice.names is None or tool.name in choice.names)
-    has_one_call = choice.is_single or not chat.parallel_tool_calls
+    # a small model that must call its only tool tends to go on doing so
+    is_alone = choice.mode == "required" and len(named) == 1 and "parallel_tool_calls" not in chat.model_fields_set
+    has_one_call = choice.is_single or is_alone or not chat.parallel_tool_calls
     return ToolUse(
         TOOL_FORMATS[parser or _FALLBACK],
         chat.tools,

@@ -128,6 +128,19 @@ def checked_text(param: str, place: str, value: object) -> str:
     return value
 
 
+def check_texts(param: str, place: str, value: object) -> None:
+    """Raise where a string anywhere in a JSON value cannot be encoded: for what is sent back as it came."""
+    if isinstance(value, str):
+        checked_text(param, place, value)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            checked_text(param, place, name)
+            check_texts(param, f"{place}.{name}", inner)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            check_texts(param, f"{place}[{index}]", inner)
+
+
 def unknown_name(param: str, place: str, allowed: list[str]) -> InvalidRequestError:
     """The error for a field that does not exist, with the nearest one that does."""
     near = difflib.get_close_matches(place.rsplit(".", 1)[-1], allowed, n=1)

@@ -15,6 +15,7 @@ from typing import Any
 
 from sgray.text.source import Source, Waiting
 from sgray.text.tools.calls import Calls, Event, Notation
+from sgray.text.tools.channel_calls import ChannelCalls
 from sgray.text.tools.json_calls import JsonCalls
 from sgray.text.tools.marked_calls import MarkedCalls
 from sgray.text.tools.python_calls import PythonCalls
@@ -108,6 +109,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
                 value_close="</arg_value>",
             )
         ),
+        "gpt-oss": ToolFormat(ChannelCalls(), has_special_tokens=True),
         "kimi_k2": ToolFormat(
             MarkedCalls(
                 "<|tool_call_begin|>",

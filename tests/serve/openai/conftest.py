@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,10 +16,15 @@ from openai import AsyncOpenAI
 from starlette.applications import Starlette
 
 from sgray.config import Config
+from sgray.engine.engine import Engine
 from sgray.errors import SgrayError
 from sgray.protocol import NO_LOGPROBS, Delta, EngineInfo, Finish, Load, Request, TokenLogprobs
 from sgray.serve.openai.app import create_app
 from sgray.text.tokenizer import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+
+from loop_backend import LoopBackend
 
 MODEL = "smollm2-135m-instruct"
 INFO = EngineInfo(
@@ -98,7 +105,7 @@ class ScriptedBackend:
             yield Delta(
                 request.id,
                 part,
-                [logprobs_of(token) for token in part] if wants_logprobs else None,
+                [logprobs_of(token, request) for token in part] if wants_logprobs else None,
                 finish if start + self.width >= len(tokens) else None,
                 self.cached_tokens if start == 0 else None,
                 prompt_logprobs_of(request) if wants_prompt and start == 0 else None,
@@ -119,15 +126,16 @@ class ScriptedBackend:
         return tokens, Finish("length")
 
 
-def logprobs_of(token: int) -> TokenLogprobs:
-    """Alternatives in a fixed pattern: the token, another, and one that is impossible."""
-    return TokenLogprobs(-0.25, [(token, -0.25), (token + 1, -1.5), (token + 2, float("-inf"))])
+def logprobs_of(token: int, request: Request) -> TokenLogprobs:
+    """Alternatives in a fixed pattern: the token, another, and one that is impossible; the ids asked for by number."""
+    of_ids = [-float(asked) for asked in request.sampling.logprob_ids]
+    return TokenLogprobs(-0.25, [(token, -0.25), (token + 1, -1.5), (token + 2, float("-inf"))], of_ids)
 
 
 def prompt_logprobs_of(request: Request) -> list[TokenLogprobs | None]:
     """None for the first token and for those before the start asked for, as of an engine."""
     known = max(1, request.sampling.prompt_logprobs_start)
-    return [None] * known + [logprobs_of(token) for token in request.tokens[known:]]
+    return [None] * known + [logprobs_of(token, request) for token in request.tokens[known:]]
 
 
 @pytest.fixture
@@ -228,6 +236,57 @@ class Api:
             streamed += choice["text"] if "text" in choice else choice["delta"].get("content", "")
             reason = choice["finish_reason"] or reason
         return f"{whole['finish_reason']}:{text}", f"{reason}:{streamed}"
+
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 49152,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def start_tiny(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Callable[[], LoopBackend]]:
+    """Starts real engines over a model of one small layer and random weights, with the default model's vocabulary."""
+    directory = tmp_path_factory.mktemp("tiny")
+    (directory / "config.json").write_text(json.dumps(TINY))
+    values = {
+        "model": {
+            "model_path": str(directory),
+            "tokenizer_path": str(model_dir),
+            "load_format": "dummy",
+            "device": "cpu",
+            "dtype": "float32",
+        },
+        "memory": {"max_total_tokens": 4096},
+    }
+    started: list[LoopBackend] = []
+
+    def start() -> LoopBackend:
+        started.append(LoopBackend(Engine.load(Config.parse(values))))
+        started[-1].loop.start()
+        return started[-1]
+
+    yield start
+    for backend in started:
+        backend.loop.stop()
+
+
+@pytest.fixture(scope="module")
+def tiny_backend(start_tiny: Callable[[], LoopBackend]) -> LoopBackend:
+    """One of them."""
+    return start_tiny()
 
 
 def _refuse_constant(name: str) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.grammars import Compiled
+from tests.support.grammar_texts import Compiled
 
 pytestmark = pytest.mark.anyio
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"

@@ -3,80 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 import httpx
 import pytest
+from loop_backend import LoopBackend, idle
 
 from sgray.config import Config
 from sgray.engine.engine import Engine
-from sgray.engine.loop import EngineLoop
-from sgray.protocol import Delta, EngineInfo, Load, Request, StepReport
-from sgray.serve.call_names import is_of_call
 from sgray.serve.openai.app import create_app
 
 pytestmark = pytest.mark.anyio
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 BOTH = pytest.mark.parametrize("path", [CHAT, TEXT])
-
-
-class LoopBackend:
-    """The engine's thread as a backend: deltas come over to the event loop of whoever submitted."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._sinks: dict[str, Callable[[Delta], None]] = {}
-        self._load = Load()
-        self.loop = EngineLoop(engine, self._publish)
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._engine.info
-
-    def abort_calls(self, name: str | None) -> None:
-        for request_id in list(self._sinks):
-            if name is None or is_of_call(request_id, name):
-                self.loop.abort(request_id)
-
-    async def flush(self) -> list[str]:
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
-        answers: list[bool] = []
-
-        def done(is_empty: bool) -> None:
-            answers.append(is_empty)
-            loop.call_soon_threadsafe(told.set)
-
-        self.loop.flush(done)
-        await told.wait()
-        return [] if answers[0] else ["here"]
-
-    def ready(self) -> bool:
-        return self.loop.health().alive
-
-    def loads(self) -> Mapping[str, Load]:
-        return {"here": self._load}
-
-    async def submit(self, request: Request) -> AsyncGenerator[Delta, None]:
-        queue: asyncio.Queue[Delta] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        self._sinks[request.id] = lambda delta: loop.call_soon_threadsafe(queue.put_nowait, delta)
-        self.loop.submit(request)
-        try:
-            while True:
-                delta = await queue.get()
-                yield delta
-                if delta.finish is not None:
-                    return
-        finally:
-            del self._sinks[request.id]
-            self.loop.abort(request.id)
-
-    def _publish(self, report: StepReport) -> None:
-        self._load = report.load
-        for delta in report.deltas:
-            if sink := self._sinks.get(delta.id):
-                sink(delta)
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +31,6 @@ def backend(model_dir) -> Iterator[LoopBackend]:
     backend.loop.start()
     yield backend
     backend.loop.stop()
-
-
-async def idle(backend: LoopBackend) -> Load:
-    """The load once nothing runs, which must be soon."""
-    load, health = Load(), backend.loop.health()
-    for _ in range(1000):
-        load, health = backend.loads()["here"], backend.loop.health()
-        if not load.running and not load.waiting and not health.busy:
-            return load
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"the engine still runs: {load} {health}")
 
 
 @BOTH
@@ -222,6 +152,17 @@ async def test_pub_066_what_the_memory_cannot_hold_is_answered(api, backend):
     await idle(backend)
 
 
+async def test_callers_with_different_salts_share_no_cached_prefix(api):
+    messages = [{"role": "user", "content": "Count the words of this sentence, which fills more than one page."}]
+
+    async def num_cached(salt: str) -> int:
+        usage = (await api.answer(CHAT, messages=messages, max_tokens=1, cache_salt=salt))["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    assert await num_cached("salt-1") == 0 < await num_cached("salt-1")
+    assert await num_cached("salt-2") == 0 < await num_cached("salt-2")
+
+
 async def test_pub_131_a_time_limit_stops_the_engine(backend, tokenizer, api):
     config = Config.parse({"api": {"request_timeout_s": 0.3}})
     http = httpx.AsyncClient(
@@ -246,6 +187,24 @@ async def test_pub_049_and_pub_050_native_prompt_logprobs_are_those_of_an_echo_w
         assert meta["cached_tokens"] <= max(0, start - 1)
         assert (meta["cached_tokens"] > 0) == (16 < start < 150), "what comes before the start may be cached"
     assert echo["token_logprobs"][0] is None
+
+
+async def test_logprobs_of_chosen_ids_are_those_of_the_alternatives_whatever_is_cached(api):
+    prompt = [2500 + (7 * index) % 300 for index in range(60)]
+    fields = {"input_ids": prompt, "text": ..., "return_logprob": True, "sampling_params": {"max_new_tokens": 2}}
+    first = (await api.answer(NATIVE, **fields, top_logprobs_num=4, logprob_start_len=40))["meta_info"]
+    best = [token for _, token, _ in first["input_top_logprobs"][10]]
+    for start in (40, 0):
+        asked = {"logprob_start_len": start, "token_ids_logprob": [*best, 0]}
+        meta = (await api.answer(NATIVE, **fields, **asked))["meta_info"]
+        found = meta["input_token_ids_logprobs"][40 - start :][10]
+        assert [token for _, token, _ in found] == [*best, 0]
+        for own, top in zip(found, first["input_top_logprobs"][10], strict=False):
+            assert abs(own[0] - top[0]) < 1e-4
+        assert len(meta["input_token_ids_logprobs"]) == len(prompt) - start
+        assert [len(row) for row in meta["output_token_ids_logprobs"]] == [5, 5]
+        assert (meta["cached_tokens"] > 0) == (start == 40)
+    assert meta["input_token_ids_logprobs"][0] is None
 
 
 async def test_pub_051_streamed_native_logprobs_equal_whole_ones(api):
@@ -320,3 +279,25 @@ async def test_scores_are_the_probabilities_that_the_labels_have_as_next_tokens(
     for row, share in zip(scores, shares, strict=True):
         assert abs(sum(share) - 1) < 1e-9
         assert all(abs(one - value / sum(row)) < 1e-4 for one, value in zip(share, row, strict=True))
+
+
+async def test_three_apis_give_the_same_answer_to_the_same_conversation(api, backend):
+    said = [{"role": "user", "content": "Name three rivers."}]
+    asked = {"model": "smollm2-135m-instruct", "temperature": 0}
+    chat = (await api.answer(CHAT, messages=said, max_tokens=16, temperature=0))["choices"][0]["message"]["content"]
+    paths = {
+        "/v1/responses": {"input": said, "max_output_tokens": 16},
+        "/v1/messages": {"messages": said, "max_tokens": 16},
+    }
+    for path, fields in paths.items():
+        whole = (await api.http.post(path, json=asked | fields)).json()
+        text = whole["content"][0]["text"] if "content" in whole else whole["output"][0]["content"][0]["text"]
+        assert text == chat and text
+        usage = whole["usage"]
+        cached = usage.get("cache_read_input_tokens", usage.get("input_tokens_details", {}).get("cached_tokens"))
+        assert cached > 0 and usage["output_tokens"] == 16
+        streamed = await api.http.post(path, json=asked | fields | {"stream": True})
+        events = [json.loads(line[6:]) for line in streamed.text.split("\n") if line.startswith("data: ")]
+        deltas = [event["delta"] for event in events if event["type"].endswith(("text.delta", "block_delta"))]
+        assert "".join(delta if isinstance(delta, str) else delta["text"] for delta in deltas) == chat
+    await idle(backend)

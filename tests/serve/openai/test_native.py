@@ -13,6 +13,7 @@ from sgray.serve.openai.service import OpenAIService
 
 pytestmark = pytest.mark.anyio
 PATH = "/generate"
+THIRD = "<repo_name>"
 
 
 @pytest.fixture
@@ -94,6 +95,41 @@ async def test_top_logprobs_of_the_prompt_have_none_for_its_first_token(api):
     assert meta["input_top_logprobs"] == [None, [[-0.25, 905, None]]]
     meta = (await api.answer(PATH, logprob_start_len=1, **fields))["meta_info"]
     assert meta["input_top_logprobs"] == [[[-0.25, 905, None]]]
+
+
+async def test_logprobs_of_chosen_ids_come_with_those_of_each_token(api, backend):
+    fields = {"return_logprob": True, "logprob_start_len": 0, "return_text_in_logprobs": True}
+    meta = (await api.answer(PATH, token_ids_logprob=[28, 3, 3], **fields))["meta_info"]
+    row = [[-28.0, 28, ","], [-3.0, 3, THIRD], [-3.0, 3, THIRD]]
+    assert meta["input_token_ids_logprobs"] == [None, row]
+    assert meta["output_token_ids_logprobs"] == [row] * 4
+    assert (await api.events(PATH, token_ids_logprob=[28, 3, 3], **fields))[-1]["meta_info"][
+        "output_token_ids_logprobs"
+    ] == [row] * 4
+    two = {"text": ["Hello", "Hi"], "return_logprob": True}
+    answers = await api.answer(PATH, token_ids_logprob=[[5], None], **two)
+    assert answers[0]["meta_info"]["output_token_ids_logprobs"] == [[[-5.0, 5, None]]] * 4
+    assert "output_token_ids_logprobs" not in answers[1]["meta_info"]
+    answers = await api.answer(PATH, token_ids_logprob=[5], **two)
+    assert all(len(answer["meta_info"]["output_token_ids_logprobs"]) == 4 for answer in answers)
+    meta = (await api.answer(PATH, token_ids_logprob=[5]))["meta_info"]
+    assert not [name for name in meta if "logprob" in name] and backend.requests[-1].sampling.logprob_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ([49152], "token_ids_logprob[0]"),
+        ([1, -1], "token_ids_logprob[1]"),
+        ([True], "token_ids_logprob[0]"),
+        ("1", "token_ids_logprob"),
+        ([[1]], "token_ids_logprob[0]"),
+        ([1] * 513, "token_ids_logprob"),
+    ],
+)
+async def test_bad_ids_are_refused_where_they_stand(api, value, place):
+    error = await api.refused(PATH, token_ids_logprob=value)
+    assert error["param"] == "token_ids_logprob" and f"'{place}'" in error["message"], error
 
 
 async def test_streamed_logprobs_grow_to_the_whole(api):
@@ -244,7 +280,7 @@ async def test_fields_of_sglang_that_cannot_be_honoured_are_refused_unless_they_
         ({"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ({"text": ["a", "b"], "sampling_params": [{}, 1]}, "sampling_params"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"top_p": 2}]}, "sampling_params"),
-        ({"text": ["a", "b"], "sampling_params": [{}, {"regex": "x"}]}, "sampling_params[1].regex"),
+        ({"text": ["a", "b"], "sampling_params": [{}, {"regex": "x("}]}, "sampling_params[1].regex"),
         ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params"),
         ({"return_logprob": "yes"}, "return_logprob"),
         ({"return_logprob": [True]}, "return_logprob"),

@@ -169,3 +169,35 @@ async def test_a_message_that_goes_on_in_its_reasoning_goes_on_in_its_reasoning(
     async with templated("qwen3") as http:
         message = (await http.post(PATH, json=body | says("a</think>b"))).json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (reasoning, content)
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>Ask for the weather.<|end|><|start|>assistant<|channel|>commentary<|message|>"
+    "One moment.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    '{"city": "Oslo"}<|call|>'
+)
+
+
+@pytest.mark.parametrize("width", [1, 4, 200])
+@pytest.mark.parametrize("api_fields", [{"tool_call_parser": "gpt-oss"}, {"reasoning_parser": "gpt-oss"}])
+async def test_gpt_oss_answers_on_channels(make_app, backend, says, api, width, api_fields):
+    api.http = httpx.AsyncClient(transport=httpx.ASGITransport(make_app(**api_fields)), base_url="http://test")
+    backend.width = width
+    weather = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    has_tools = "tool_call_parser" in api_fields
+    fields = says(HARMONY) | ({"tools": [weather]} if has_tools else {})
+    choice = (await api.answer(PATH, **fields))["choices"][0]
+    deltas = [choice["delta"] for event in await api.events(PATH, **fields) for choice in event["choices"]]
+    message = choice["message"]
+    assert message["reasoning_content"] == "Ask for the weather."
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+    if has_tools:
+        assert message["content"] == "One moment." and choice["finish_reason"] == "tool_calls"
+        assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    else:
+        call = HARMONY[HARMONY.rindex("<|channel|>") :]
+        assert message["content"] == f"One moment.<|start|>assistant{call}", "a call without tools is text"
+        assert choice["finish_reason"] == "stop"
+    backend.script = [1, 28, END]
+    assert (await api.answer(PATH, max_tokens=9))["choices"][0]["message"]["content"] == "<|im_start|>,"

@@ -53,12 +53,6 @@ async def test_a_stop_string_aborts_the_engines_request(api, backend, path):
     assert backend.num_drawn < 20
 
 
-@pytest.mark.parametrize("fields", [{"regex": "AB界CD"}, {"ebnf": 'root ::= "a"'}, {"guided_json": {}}])
-@BOTH
-async def test_pub_045_constrained_decoding_is_refused_by_name(api, path, fields):
-    assert (await api.refused(path, **fields))["param"] == next(iter(fields))
-
-
 @BOTH
 async def test_pub_046_the_end_token_is_no_text(api, path):
     fields = {**api.force(2), "max_tokens": 5}

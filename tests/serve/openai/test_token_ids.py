@@ -81,6 +81,22 @@ async def test_what_needs_text_is_refused_by_its_name(api, backend, path, fields
     assert backend.requests == []
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        ("/v1/responses", {"input": "hi"}, "'input'"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}, "'messages'"),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}, "'messages'"),
+    ],
+)
+async def test_other_forms_of_chat_need_text_too(http: httpx.AsyncClient, backend, path, fields, place):
+    response = await http.post(path, json={"model": backend.info.model_name} | fields)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert place in message and "send token ids" in message
+    assert backend.requests == []
+
+
 async def test_models_and_metrics_are_served_as_ever(http: httpx.AsyncClient):
     assert (await http.get("/v1/models")).status_code == 200
     assert (await http.get("/metrics")).status_code == 200

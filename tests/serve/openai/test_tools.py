@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -213,25 +212,6 @@ async def test_tools_are_refused_where_the_server_knows_no_parser(make_app):
         assert "api.tool_call_parser" in response.json()["error"]["message"]
         assert "hermes" in response.json()["error"]["message"]
         assert (await http.post(PATH, json=body | {"tool_choice": "none"})).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "ping"}}, {"type": "allowed_tools"}]
-)
-async def test_a_forced_call_is_refused_with_the_reason(api, choice):
-    error = await api.refused(PATH, tools=TOOLS, tool_choice=choice)
-    assert error["param"] == "tool_choice"
-    assert "constrained decoding is not available" in error["message"]
-
-
-async def test_a_strict_schema_is_refused_with_the_reason(api):
-    strict = json.loads(json.dumps(TOOLS))
-    strict[1]["function"]["strict"] = True
-    error = await api.refused(PATH, tools=strict)
-    assert "tools[1].function.strict" in error["message"]
-    assert "constrained decoding is not available" in error["message"]
-    strict[1]["function"]["strict"] = False
-    assert await api.answer(PATH, tools=strict)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -18,11 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from sgray.config import DEFAULT_MODEL
+from sgray.launch_server import free_ports
 from sgray.serve.build import APP_NAME, build
 
 ROOT = Path(__file__).parents[3]
-PORT = 28100
-URL = f"http://127.0.0.1:{PORT}"
 QUICK = {
     "PYTHONPATH": str(ROOT),
     "RAY_AUTH_MODE": "disabled",
@@ -55,6 +55,10 @@ class Service:
         """The official client."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", timeout=60.0, **options)
 
+    def anthropic(self, **options: Any) -> anthropic.Anthropic:
+        """Anthropic's official client."""
+        return anthropic.Anthropic(base_url=self.url, api_key="none", timeout=60.0, **options)
+
     def body(self, text: str, **more: Any) -> dict[str, Any]:
         """A greedy chat call."""
         messages = [{"role": "user", "content": text}]
@@ -71,8 +75,14 @@ class Service:
 
     def assert_idle(self) -> None:
         """Soon nothing runs or waits, and then no page of any replica is leased."""
-        until(self._is_idle, "nothing runs or waits", 15)
-        figures = self.figures()
+        figures: dict[str, dict[str, float]] = {}
+
+        def is_idle() -> bool:
+            figures.update(self.figures())
+            names = ("sgray:num_running_reqs", "sgray:num_queue_reqs")
+            return not any(value for name in names for value in figures[name].values())
+
+        until(is_idle, "nothing runs or waits", 15)
         for replica, total in figures["sgray:max_total_num_tokens"].items():
             free, cached = figures["sgray:kv_available_tokens"][replica], figures["sgray:kv_evictable_tokens"][replica]
             assert free + cached == total, f"leased pages are left on {replica}"
@@ -80,12 +90,6 @@ class Service:
     def until(self, condition: Callable[[], object], what: str, timeout_s: float) -> None:
         """Wait for a condition; an HTTP error counts as false."""
         until(condition, what, timeout_s)
-
-    def _is_idle(self) -> bool:
-        figures = self.figures()
-        return not any(
-            value for name in ("sgray:num_running_reqs", "sgray:num_queue_reqs") for value in figures[name].values()
-        )
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float) -> None:
@@ -108,8 +112,9 @@ def service_type() -> type[Service]:
 
 
 @pytest.fixture(scope="session")
-def cluster(model_dir: Path) -> Iterator[None]:
-    """A Ray cluster of this machine with Serve's Python proxy."""
+def cluster(model_dir: Path) -> Iterator[str]:
+    """A Ray cluster of this machine with Serve's Python proxy, whose URL it gives."""
+    port = free_ports(1)[0]
     before = {name: os.environ.get(name) for name in QUICK}
     os.environ.update(QUICK)
     # Short: the socket paths inside it may have at most 107 bytes.
@@ -124,8 +129,8 @@ def cluster(model_dir: Path) -> Iterator[None]:
             _temp_dir=scratch,
         )
         try:
-            serve.start(http_options={"host": "127.0.0.1", "port": PORT})
-            yield
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            yield f"http://127.0.0.1:{port}"
         finally:
             serve.shutdown()
             ray.shutdown()
@@ -136,11 +141,17 @@ def cluster(model_dir: Path) -> Iterator[None]:
             os.environ[name] = value
 
 
-@pytest.fixture(scope="module")
-def deploy(cluster: None) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
-    """Deploy the service with these `serve` values in place of what ran before; it is gone after the module."""
+@pytest.fixture(scope="session")
+def deploy(cluster: str) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
+    """Deploy the service with these `serve` values, which stays until another module asks for other ones."""
+    running: list[dict[str, Any]] = []
 
     def deployed(values: Mapping[str, Any]) -> Service:
+        if running == [dict(values)]:
+            return Service(cluster)
+        if running:
+            running.clear()
+            serve.delete(APP_NAME)
         args = {
             # In bfloat16 a greedy choice between two near-equal logits may depend on what was cached.
             "model": {"dtype": "float32"},
@@ -154,11 +165,13 @@ def deploy(cluster: None) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
             },
         }
         serve.run(build(args), name=APP_NAME, route_prefix="/")
-        service = Service(URL)
+        service = Service(cluster)
         wanted = values.get("min_replicas", 1)
         if wanted:
             until(lambda: len(service.figures()["sgray:num_running_reqs"]) == wanted, "all replicas are linked", 30)
+        running.append(dict(values))
         return service
 
     yield deployed
-    serve.delete(APP_NAME)
+    if running:
+        serve.delete(APP_NAME)

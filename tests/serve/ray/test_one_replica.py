@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -45,6 +46,47 @@ def test_streamed_text_is_the_whole_text(service: Any) -> None:
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
         assert chunks[-1].choices[0].finish_reason == whole.finish_reason
         assert len(chunks) > 5
+
+
+def test_a_conversation_of_responses_goes_on_with_their_items(service: Any) -> None:
+    client = service.openai()
+    items: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+    asked: dict[str, Any] = {"model": DEFAULT_MODEL, "temperature": 0, "max_output_tokens": 24}
+    first = client.responses.create(input=items, **asked)
+    assert "Paris" in first.output_text
+    with client.responses.stream(input=items, **asked) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response() if first.status == "completed" else None
+    assert text == first.output_text and (final is None or final.output_text == text)
+    items += [*first.output, {"role": "user", "content": "And of Italy?"}]
+    second = client.responses.create(input=items, **asked)
+    assert second.output_text and second.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_anthropics_client_runs_a_session(service: Any) -> None:
+    client = service.anthropic(max_retries=0)
+    messages: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+    asked: dict[str, Any] = {
+        "model": DEFAULT_MODEL,
+        "messages": messages,
+        "max_tokens": 24,
+        "extra_body": {"temperature": 0},
+    }
+    first = client.messages.create(**asked)
+    assert "Paris" in first.content[0].text and first._request_id
+    with client.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == first.content[0].text
+        assert stream.get_final_message().stop_reason == first.stop_reason
+    messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": "And of Italy?"}]
+    second = client.messages.create(**asked)
+    usage = second.usage
+    count = client.messages.count_tokens(model=DEFAULT_MODEL, messages=messages).input_tokens
+    assert count == usage.input_tokens + usage.cache_read_input_tokens and usage.cache_read_input_tokens > 0
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(**asked | {"model": "other"})
+    with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
+        client.messages.create(**asked, stop_sequences=[""])
+    service.assert_idle()
 
 
 def test_errors_come_in_openais_shape(service: Any) -> None:
@@ -146,6 +188,10 @@ def test_a_handle_gives_the_same_answers_as_http(service: Any) -> None:
     text = {"model": DEFAULT_MODEL, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
     whole = handle.completions.remote(text).result()["choices"][0]["text"]
     assert whole == service.openai().completions.create(**text).choices[0].text
+    response = {"model": DEFAULT_MODEL, "input": "Name three metals.", "max_output_tokens": 40, "temperature": 0}
+    assert handle.responses.remote(response).result()["output"][0]["content"][0]["text"] == over_http
+    message = {name: body[name] for name in ("model", "messages", "max_tokens", "temperature")}
+    assert handle.messages.remote(message).result()["content"][0]["text"] == over_http
     native = handle.generate.remote({"text": PROMPT, "sampling_params": {"max_new_tokens": 12, "temperature": 0}})
     assert native.result()["text"] == whole
 

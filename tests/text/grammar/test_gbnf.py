@@ -8,7 +8,7 @@ import pytest
 
 from sgray.text.grammar.faults import GrammarFault
 from sgray.text.grammar.gbnf import read_gbnf
-from tests.support.grammars import Compiled
+from tests.support.grammar_texts import Compiled
 
 LIST = """
 root ::= "[" item ("," item){1,3} "]"

@@ -8,7 +8,7 @@ import pytest
 
 from sgray.text.grammar.faults import GrammarFault
 from sgray.text.grammar.regex import read_regex
-from tests.support.grammars import Compiled
+from tests.support.grammar_texts import Compiled
 
 
 @pytest.mark.parametrize(

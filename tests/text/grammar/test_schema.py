@@ -9,7 +9,7 @@ import pytest
 
 from sgray.text.grammar.faults import GrammarFault
 from sgray.text.grammar.schema.compiler import compile_schema
-from tests.support.grammars import Compiled
+from tests.support.grammar_texts import Compiled
 
 OPEN: dict = {"type": "object"}
 

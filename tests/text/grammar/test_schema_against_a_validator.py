@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from sgray.text.grammar.faults import GrammarFault
 from sgray.text.grammar.schema.compiler import compile_schema
-from tests.support.grammars import Compiled
+from tests.support.grammar_texts import Compiled
 
 NAMES = ["a", "b", "ab", "x_1", 'k"', "é"]
 PATTERNS = ["^[a-z]+$", "\\d{2}", "^a|b$", "^x", "[^a-c]", "^(ab)*$", "^.{2,4}$", "^a?b{1,3}$", "\\s", '"', "a.c"]
