@@ -301,6 +301,14 @@ def environment_keys() -> KeyHashes:
     return KeyHashes(_variable_keys("SGRAY_API_KEYS"), _variable_keys("SGRAY_ADMIN_KEY"))
 
 
+def environment_openai_key() -> str:
+    """The key in OPENAI_API_KEY, for OpenAI's own endpoint; raises ConfigError where there is none."""
+    key = os.environ.get("OPENAI_API_KEY")
+    if not key:
+        raise ConfigError("OpenAI's endpoint needs a key: give api_key, or set OPENAI_API_KEY")
+    return key
+
+
 def client_key(given: str | None, key_file: str | None) -> str | None:
     """The key with which a client asks a server: given, the content of a file, or SGRAY_API_KEY; None for none.
 

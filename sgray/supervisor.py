@@ -44,7 +44,7 @@ def run_server(
         try:
             _watch(child, f"http://{_reachable(host)}:{port}", on_ready, stopped)
         finally:
-            _stop(child)
+            stop_server(child)
 
 
 def require_free_port(host: str, port: int) -> None:
@@ -80,7 +80,7 @@ def _watch(
         time.sleep(POLL_S)
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def stop_server(child: subprocess.Popen[bytes]) -> None:
     """Asks the server to go, insists after a while, and clears away what outlived it in its session."""
     for number, patience_s in ((signal.SIGINT, STOP_TIMEOUT_S), (signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
         if child.poll() is not None:

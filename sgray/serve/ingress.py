@@ -95,6 +95,25 @@ class Ingress:
         await self._dispatcher.wait_known()
         return await self._packed.generate(body)
 
+    async def tokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """As POST /v1/tokenize."""
+        await self._dispatcher.wait_known()
+        return await self._service.tokenize(body)
+
+    async def detokenize(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """As POST /v1/detokenize."""
+        await self._dispatcher.wait_known()
+        return await self._service.detokenize(body)
+
+    async def flush_cache(self) -> bool:
+        """As POST /flush_cache; False where requests hold a cache."""
+        return not await self._dispatcher.flush()
+
+    async def server_info(self) -> dict[str, Any]:
+        """As GET /server_info."""
+        await self._dispatcher.wait_known()
+        return self._service.control.server_info()
+
     async def __del__(self) -> None:
         """Called by Serve before the end, when no call runs any more."""
         await self._dispatcher.close()

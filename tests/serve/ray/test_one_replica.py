@@ -14,7 +14,9 @@ import openai
 import pytest
 from ray import serve
 
+import sgray as sgl
 from sgray.config import DEFAULT_MODEL
+from sgray.errors import InvalidRequestError
 
 PROMPT = "Once upon a time there was a small dog who"
 
@@ -218,3 +220,38 @@ def test_a_handle_raises_what_http_would_answer(service: Any) -> None:
     with pytest.raises(Exception, match="does not exist") as caught:
         handle.chat.remote(service.body("hi") | {"model": "other"}).result()
     assert "ModelNotFoundError" in f"{type(caught.value)} {caught.value}"
+
+
+def test_a_program_says_the_same_through_a_handle_and_over_http(service: Any) -> None:
+    @sgl.function
+    def talk(s: Any) -> None:
+        s += sgl.user("What is the capital of France?")
+        s += sgl.assistant(sgl.gen("answer", max_new_tokens=8))
+        s += "\nSo it is:" + sgl.select("choice", [" Rome", " Paris"])
+        forks = s.fork(3)
+        forks += " and" + sgl.gen("more", max_new_tokens=4)
+        forks.join()
+
+    handle = sgl.ServeHandle(serve.get_app_handle("sgray"))
+    endpoint = sgl.RuntimeEndpoint(service.url)
+    found = []
+    for host in (handle, endpoint):
+        state = talk.run(backend=host, temperature=0)
+        streamed = talk.run(backend=host, temperature=0, stream=True)
+        pieces = list(streamed.text_iter("answer"))
+        assert len(pieces) > 1
+        found.append((state["answer"], state["choice"], state["more"], state.text(), "".join(pieces)))
+        with pytest.raises(InvalidRequestError, match="top_p"):
+            talk.run(backend=host, top_p=7.0)
+    assert found[0] == found[1]
+    assert found[0][0] == found[0][4] == "The capital of France is Paris."
+    for host in (handle, endpoint):
+        left = sgl.function(lambda s: s.__iadd__("Once" + sgl.gen(max_tokens=4000, ignore_eos=True)))
+        state = left.run(backend=host, stream=True)
+        next(state.text_iter())
+        state.cancel()
+        service.assert_idle()
+    assert handle.flush_cache() is True
+    assert sgl.get_server_info(handle)["architecture"] == "LlamaForCausalLM"
+    handle.close()
+    endpoint.close()

@@ -1,0 +1,204 @@
+"""Programs on sgray itself: prompts, generations and scores as calls in the native form, by whatever way they travel.
+
+The server renders messages, by the model's own template, so a program's conversation is token for token what a chat
+call would send. Knows nothing of HTTP, Ray or engines: those are `Transport`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from sgray.lang.backend import ChoiceScores, Completion, LoopThread, OnText
+from sgray.lang.chat_template import ChatTemplate
+from sgray.lang.errors import EndpointError
+from sgray.lang.expressions import Sampling
+from sgray.lang.transcript import Prompt, Turn, common_length
+
+Body = Mapping[str, Any]
+_CALL_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+_CUT = "sgray-cut-here"
+
+
+class Transport(Protocol):
+    """Carries calls to sgray. Every method is for the loop of the backend; errors are SgrayErrors."""
+
+    async def call(self, name: str, body: Body) -> Any:
+        """The answer of `generate`, `tokenize` or `detokenize`."""
+        ...
+
+    def stream(self, body: Body) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a streamed `generate`; closing the iterator aborts it."""
+        ...
+
+    async def flush(self) -> bool:
+        """Empty the prefix cache."""
+        ...
+
+    async def server_info(self) -> dict[str, Any]:
+        """Facts about the server."""
+        ...
+
+
+class NativeBackend:
+    """A backend over a transport. With a `chat_template` messages are rendered by it and not by the server."""
+
+    def __init__(self, transport: Transport, loop: LoopThread, chat_template: ChatTemplate | None = None) -> None:
+        self.transport = transport
+        self.loop = loop
+        self.chat_template = chat_template
+
+    @property
+    def backend(self) -> NativeBackend:
+        """Itself."""
+        return self
+
+    async def complete(self, prompt: Prompt, sampling: Sampling, on_text: OnText | None) -> Completion:
+        """See Backend."""
+        given = sampling.given()
+        body = {name: given.pop(name) for name in _CALL_FIELDS if name in given}
+        if self.chat_template is not None and not prompt.is_text:
+            given["stop"] = self.chat_template.with_stops(given.get("stop"))
+        body |= await self._input(prompt) | {"sampling_params": _listed(given)}
+        if on_text is not None:
+            return await self._streamed(body, on_text)
+        answer = await self.transport.call("generate", body)
+        return _completion(answer if isinstance(answer, list) else [answer])
+
+    async def score_choices(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> ChoiceScores:
+        """See Backend.
+
+        All choices are scored from the first token at which one of them leaves the prompt: where a choice's beginning
+        merges with the prompt's last token, the merged token counts.
+        """
+        text, is_special = await self._text(prompt)
+        prompts, start = await self._choice_ids(text, choices, is_special)
+        if start == 0:  # nothing before the choices: a first token has no logprob, so something neutral stands there
+            prompts, start = await self._choice_ids("\n" + text, choices, is_special)
+        start = max(1, start)
+        conditional = await self._input_logprobs(prompts, start)
+        alone = await self._input_logprobs([ids[start:] for ids in prompts], 0) if unconditional else None
+        return ChoiceScores(conditional, alone)
+
+    async def render(self, prompt: Prompt) -> str:
+        """See Backend."""
+        return (await self._text(prompt))[0]
+
+    async def flush(self) -> bool:
+        """See Backend."""
+        return await self.transport.flush()
+
+    async def server_info(self) -> dict[str, Any]:
+        """See Backend."""
+        return await self.transport.server_info()
+
+    def close(self) -> None:
+        """See Backend."""
+        self.loop.close()
+
+    async def _streamed(self, body: Body, on_text: OnText) -> Completion:
+        last: dict[int, dict[str, Any]] = {}
+        sent = 0
+        async with aclosing(self.transport.stream({**body, "stream": True})) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                last[chunk.get("index", 0)] = chunk
+                if chunk.get("index", 0) == 0 and len(chunk["text"]) > sent:
+                    on_text(chunk["text"][sent:])
+                    sent = len(chunk["text"])
+        if not last:
+            raise EndpointError("the answer has no chunks")
+        return _completion([last[index] for index in sorted(last)])
+
+    async def _input(self, prompt: Prompt) -> dict[str, Any]:
+        """The prompt as a field of a call."""
+        if self.chat_template is None and prompt.is_chat and _is_plain(prompt):
+            return {"input_ids": await self._chat_ids(prompt.turns)}
+        text, is_special = await self._text(prompt)
+        if is_special:
+            return {"text": text}
+        return {"input_ids": (await self._tokenize(text, is_special=False))["tokens"]}
+
+    async def _text(self, prompt: Prompt) -> tuple[str, bool]:
+        """The prompt as text, and whether the tokenizer is to add what it adds to texts: a template writes that."""
+        if self.chat_template is not None:
+            return self.chat_template.render(prompt), True
+        if prompt.is_text:
+            return prompt.text, True
+        text = before = ""
+        turns: list[Turn] = []
+        for part in prompt.parts:
+            if isinstance(part, Turn):
+                turns.append(part)
+                continue
+            if turns:
+                rendered = await self._chat_text(turns)
+                text, before = text + _beyond(rendered, before), rendered
+            text += part
+        text += _beyond(await self._chat_text(turns), before)
+        return text, not isinstance(prompt.parts[0], Turn)
+
+    async def _chat_text(self, turns: Sequence[Turn]) -> str:
+        last = turns[-1]
+        if last.is_open and last.role != "assistant":  # templates leave only the assistant's message open
+            marked = [*turns[:-1], Turn(last.role, last.content + _CUT, is_open=False)]
+            return (await self._decode(await self._chat_ids(marked))).rpartition(_CUT)[0]
+        return await self._decode(await self._chat_ids(turns))
+
+    async def _chat_ids(self, turns: Sequence[Turn]) -> list[int]:
+        last = turns[-1]
+        is_new, is_continued = last.is_open and not last.content, last.is_open and bool(last.content)
+        told = turns[:-1] if is_new else turns
+        body = {
+            "messages": [{"role": turn.role, "content": turn.content} for turn in told],
+            "add_generation_prompt": is_new,
+            "continue_final_message": is_continued,
+        }
+        ids: list[int] = (await self.transport.call("tokenize", body))["tokens"]
+        return ids
+
+    async def _decode(self, tokens: list[int]) -> str:
+        answer = await self.transport.call("detokenize", {"tokens": tokens, "skip_special_tokens": False})
+        return str(answer["text"])
+
+    async def _tokenize(self, prompt: str | list[str], *, is_special: bool) -> dict[str, Any]:
+        answer: dict[str, Any] = await self.transport.call(
+            "tokenize", {"prompt": prompt, "add_special_tokens": is_special}
+        )
+        return answer
+
+    async def _choice_ids(self, text: str, choices: Sequence[str], is_special: bool) -> tuple[list[list[int]], int]:
+        """The ids of the text with each choice, and how many of the text's own all of them begin with."""
+        answer = await self._tokenize([text, *(text + choice for choice in choices)], is_special=is_special)
+        own, *prompts = answer["tokens"]
+        return prompts, min(common_length(own, ids) for ids in prompts)
+
+    async def _input_logprobs(self, prompts: list[list[int]], start: int) -> list[list[Any]]:
+        body = {
+            "input_ids": prompts,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": start,
+        }
+        answers = await self.transport.call("generate", body)
+        return [answer["meta_info"]["input_token_logprobs"] for answer in answers]
+
+
+def _is_plain(prompt: Prompt) -> bool:
+    """Whether a chat call can send these messages."""
+    last = prompt.turns[-1]
+    return not last.is_open or last.role == "assistant"
+
+
+def _listed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Tuples as lists, as JSON has them."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+
+def _completion(answers: Sequence[Mapping[str, Any]]) -> Completion:
+    return Completion([answer["text"] for answer in answers], [answer["meta_info"] for answer in answers])
+
+
+def _beyond(text: str, before: str) -> str:
+    """What `text` has that `before`, rendered from fewer messages, did not have."""
+    return text[common_length(text, before) :]
