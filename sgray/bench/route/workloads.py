@@ -17,11 +17,11 @@ Maker = Callable[[random.Random, float, float], list[Arrival]]
 def workloads() -> Mapping[str, tuple[Maker, float]]:
     """Name -> how it is made, and its rate a replica at speed 1."""
     return {
-        "agentic": (agentic, 0.375),
-        "bursts": (bursts, 0.15),
-        "zero_reuse": (zero_reuse, 1.2),
-        "hot_prefix": (hot_prefix, 4.0),
-        "grouped": (grouped, 5.0),
+        "agentic": (agentic, 2.5),
+        "bursts": (bursts, 0.8),
+        "zero_reuse": (zero_reuse, 2.2),
+        "hot_prefix": (hot_prefix, 10.0),
+        "grouped": (grouped, 7.5),
     }
 
 

@@ -21,13 +21,14 @@ SAMPLE = 16  # of those that do not match, by the prompt and by the turn
 class CostModel:
     """Constants of the cost, in seconds and tokens."""
 
-    cache_tax: float = 4.0  # times own prefill: what filling the cache takes from others later
+    cache_tax: float = 2.0  # times own prefill: what filling the cache takes from others later
     stall_tax: float = 0.02  # share of own prefill that each running request waits
-    decode_weight: float = 0.3
+    wait_tax: float = 1.0  # the same for each waiting request: as many will come until they are served
+    decode_weight: float = 0.1
     attention_context: float = 40_000.0  # tokens of context that double what computing a prompt token takes
     near_s: float = 0.01  # costs closer than this, or than `near_share`, are equal
     near_share: float = 0.03
-    peer_share: float = 0.0  # of own prefill, by which costs may differ and be equal where there are other routers
+    peer_share: float = 0.5  # of own prefill, by which costs may differ and be equal where there are other routers
     bounded_share: float = 1.1  # equals above this multiple of their mean recent work are passed over
 
 
@@ -43,6 +44,10 @@ class LeastCost:
         costs = [self.cost(replica, question) for replica in considered]
         least = min(costs)
         slack = max(model.near_s, model.near_share * least)
+        if question.peers > 1.5:
+            slack += (
+                model.peer_share * (1 - 1 / question.peers) * question.num_tokens / question.speeds.prefill_tokens_per_s
+            )
         near = [one for one, cost in zip(considered, costs, strict=True) if cost <= least + slack]
         depth = max(question.depth(one) for one in near)
         equal = [one for one in near if question.depth(one) == depth]
@@ -61,7 +66,9 @@ class LeastCost:
         context = load.resident_tokens + load.waiting_tokens + replica.unseen_tokens
         step_s = (context + others * question.num_tokens) * speeds.context_s + 2 * others * speeds.sequence_s
         decode_s = model.decode_weight * speeds.expected_output * step_s
-        return question.backlog(replica) / speed + (1 + model.cache_tax + model.stall_tax * others) * own_s + decode_s
+        waiting = load.waiting + len(replica.unseen) * question.peers
+        taxes = model.cache_tax + model.stall_tax * others + model.wait_tax * waiting
+        return question.backlog(replica) / speed + (1 + taxes) * own_s + decode_s
 
     def _not_ahead(self, equal: list[ReplicaState]) -> list[ReplicaState]:
         """Those that did not get clearly more work than the others lately; never empty."""
