@@ -18,6 +18,7 @@ PAGES = [
     "docs/life_of_a_request.md",
     "docs/adding_a_model.md",
     "docs/performance.md",
+    "docs/routing.md",
 ]
 SCRIPTS = [ROOT / "scripts/setup", ROOT / "scripts/test", ROOT / "scripts/serve", ROOT / ".ci/run"]
 
