@@ -120,6 +120,7 @@ def _add_config(commands: Commands) -> None:
 
 def _add_bench(commands: Commands) -> None:
     from sgray.bench import kernels, offline, policies, serve, steps
+    from sgray.bench.route import command as route
 
     parser = _command(commands, "bench", _run_offline, "measure the engine or a server")
     kinds = parser.add_subparsers(title="what to measure", metavar="KIND", required=True)
@@ -132,6 +133,7 @@ def _add_bench(commands: Commands) -> None:
     policies.add_flags(
         _command(kinds, "policies", _run_policies, "routing policies beside each other, on real replicas")
     )
+    route.add_flags(_command(kinds, "route", _run_route, "routing policies beside each other, on simulated replicas"))
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -256,6 +258,12 @@ def _run_policies(arguments: argparse.Namespace) -> int:
     from sgray.bench import policies
 
     return policies.run(arguments)
+
+
+def _run_route(arguments: argparse.Namespace) -> int:
+    from sgray.bench.route import command
+
+    return command.run(arguments)
 
 
 def _named_model(arguments: argparse.Namespace) -> dict[str, str]:

@@ -45,6 +45,7 @@ ToolCallParser = Literal[
 ReasoningParser = Literal[
     "deepseek-r1", "deepseek-v3", "glm45", "gpt-oss", "kimi", "kimi_k2", "qwen3", "qwen3-thinking"
 ]
+RoutingPolicy = Literal["cost", "round_robin", "least_load", "consistent_hash", "sglang", "ray_prefix", "llmd_sticky"]
 
 
 class Section(BaseModel):
@@ -193,7 +194,11 @@ class ServeConfig(Section):
     wedge_timeout_s: float = Field(
         60.0, gt=0, description="Work waiting and no step for this long: the replica is replaced."
     )
-    routing_policy: Literal["cost", "round_robin"] = Field("cost", description="How the ingress picks a replica.")
+    routing_policy: RoutingPolicy = Field(
+        "cost",
+        description="How the ingress picks a replica; sglang, ray_prefix and llmd_sticky are the rules of other "
+        "projects, for comparison.",
+    )
     num_cpus_per_replica: float = Field(1.0, ge=0, description="Ray CPUs an engine replica reserves.")
     num_cpus_per_ingress: float = Field(0.1, ge=0, description="Ray CPUs an ingress replica reserves.")
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 
+from sgray.config import RoutingPolicy
 from sgray.errors import (
     ContextLengthError,
     EngineError,
@@ -24,7 +25,7 @@ from sgray.errors import (
 from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Load, Request, namespace_key, page_hashes
 from sgray.serve.frames import LinkLimits
 from sgray.serve.link import ReplicaLink
-from sgray.serve.router import Policy, PredictionCounters, Router, Ticket
+from sgray.serve.router import PredictionCounters, Router, Ticket
 from sgray.serve.table import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Dispatcher:
     def __init__(
         self,
         *,
-        policy: Policy = "cost",
+        policy: RoutingPolicy = "cost",
         uses_cache: bool = True,
         wake: Callable[[], None] = lambda: None,
         limits: DispatchLimits | None = None,

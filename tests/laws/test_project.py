@@ -19,6 +19,7 @@ PAGES = [
     "docs/adding_a_model.md",
     "docs/language.md",
     "docs/performance.md",
+    "docs/routing.md",
 ]
 SCRIPTS = [ROOT / "scripts/setup", ROOT / "scripts/test", ROOT / "scripts/serve", ROOT / ".ci/run"]
 

@@ -1,0 +1,1 @@
+"""A simulation of routing: the real router, scheduler and cache, with a clock and an executor of numbers."""
