@@ -1,6 +1,6 @@
 """Draws docs/plots/*.svg and writes the tables of docs/performance.md from benchmarks/results/*.json.
 
-Works with whichever result files exist: `h200_offline.json` and `h200_kernels.json` as `sgray bench` writes them,
+Works with whichever result files exist: `h200_{offline,steps,kernels}.json` as `sgray bench` writes them, and
 `h200_http.json` with {"workloads": {name: {"tpot_ms", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99", "out_tok_s"}},
 "ready_s": ...}. Needs the extra `bench` for the plots; the tables need nothing but the package.
 """
@@ -99,6 +99,15 @@ def http_section(document: Document) -> str:
     return "\n\n".join([*lines, *origin(document)])
 
 
+def steps_section(document: Document) -> str:
+    """How long a decode step takes, and how much of it nothing runs."""
+    rows = [
+        [batch, number(figures["step_us"]), number(100 * figures["idle"])]
+        for batch, figures in document["batches"].items()
+    ]
+    return "\n\n".join([markdown(["batch", "us a step", "idle, %"], rows), *origin(document)])
+
+
 def kernels_section(document: Document) -> str:
     """The ceilings, then one table for each section."""
     ceilings = document["ceilings"]
@@ -112,6 +121,7 @@ def kernels_section(document: Document) -> str:
 
 SECTIONS: Mapping[str, Callable[[Document], str]] = {
     "offline": offline_section,
+    "steps": steps_section,
     "http": http_section,
     "kernels": kernels_section,
 }
@@ -148,7 +158,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def draw(results: Mapping[str, Document], folder: Path) -> None:
-    """One SVG for each result file that there is."""
+    """One SVG for each result file that there is and has a plot."""
     try:
         import matplotlib
     except ImportError:
@@ -157,9 +167,11 @@ def draw(results: Mapping[str, Document], folder: Path) -> None:
     # The same figures give the same file, so that a plot changes only when a result does.
     matplotlib.rcParams.update({"svg.hashsalt": "sgray", "svg.fonttype": "none", "font.size": 9})
     folder.mkdir(parents=True, exist_ok=True)
-    for name, document in results.items():
+    for name, plot in PLOTS.items():
+        if name not in results:
+            continue
         path = folder / f"{name}.svg"
-        PLOTS[name](document).savefig(path, metadata={"Date": None})
+        plot(results[name]).savefig(path, metadata={"Date": None})
         print(path.name)
 
 
