@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from grammars import Answer, asking, config_of, load_engine, run
+from grammars import VOCAB_SIZE, Answer, asking, config_of, load_engine, run
 from twins import make_twin
 
 from sgray.config import Config
@@ -163,6 +163,14 @@ def test_special_tokens_are_no_text(engine: Engine, tokenizer: Tokenizer, prompt
     bias = {special: 100.0, beyond: 90.0, 0: 80.0}
     answer = run(engine, [asking("a", prompt, Grammar("json_schema", '{"type": "string"}'), 9, logit_bias=bias)])["a"]
     assert answer.tokens and not {special, beyond, 0} & set(answer.tokens)
+
+
+def test_pub_023_rows_of_the_model_that_have_no_token_are_never_drawn(engine: Engine, prompt: list[int]) -> None:
+    padding = dict.fromkeys(range(VOCAB_SIZE - 40, VOCAB_SIZE), 100.0)
+    grammars = {"schema": PERSON_GRAMMAR, "regex": LETTERS, "free": None}
+    answers = run(engine, [asking(name, prompt, one, 12, logit_bias=padding) for name, one in grammars.items()])
+    assert max(answers["schema"].tokens + answers["regex"].tokens) < VOCAB_SIZE - 40
+    assert min(answers["free"].tokens) >= VOCAB_SIZE - 40, "else nothing was tried"
 
 
 def test_a_grammar_may_begin_behind_the_reasoning(engine: Engine, tokenizer: Tokenizer, prompt: list[int]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter
-from pydantic_core import CoreSchema
 
 
 class Like:
@@ -18,7 +17,7 @@ class Like:
     def __init__(self, shape: Any) -> None:
         self._shape = shape
 
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Called by pydantic: the schema of the type instead of that of anything."""
         return handler(TypeAdapter(self._shape).core_schema)
 
