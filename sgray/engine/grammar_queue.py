@@ -81,7 +81,6 @@ class GrammarQueue:
         self._workshop = Workshop(load, config.compile_timeout_s)
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="sgray-grammar")
         self._kept: OrderedDict[Key, Future[CompiledGrammar]] = OrderedDict()
-        self._kept_bytes = 0
         self._waiting: dict[str, Future[CompiledGrammar]] = {}
         self._done: deque[str] = deque()
         self._something = threading.Event()
@@ -172,7 +171,7 @@ def _compile(workshop: Workshop, grammar: Grammar) -> CompiledGrammar:
         return workshop.compile(grammar)
     except SgrayError:
         raise
-    except Exception:
+    except Exception:  # whatever it is, it is the end of this request alone
         logger.exception("a grammar could not be compiled")
         raise EngineError("the grammar could not be compiled") from None
 
