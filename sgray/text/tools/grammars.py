@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sgray.text.channels import BODY, FUNCTIONS
 from sgray.text.grammar import characters
 from sgray.text.grammar.automata import Machine, Pattern, Without, automaton
 from sgray.text.grammar.expressions import EMPTY, NEVER, Char, Expression, Repeat, Text, choice, optional, sequence
@@ -22,6 +23,7 @@ from sgray.text.grammar.rules import Rules
 from sgray.text.grammar.schema.branches import TYPES, Places
 from sgray.text.grammar.schema.compiler import SchemaWriter, members_expression, object_expression
 from sgray.text.tools.calls import Notation
+from sgray.text.tools.channel_calls import ChannelCalls
 from sgray.text.tools.json_calls import JsonCalls
 from sgray.text.tools.marked_calls import MarkedCalls
 from sgray.text.tools.parser import Either
@@ -61,6 +63,8 @@ def calls_expression(notation: Notation, tools: Sequence[CallableTool], rules: R
             return _python_calls(notation, tools, rules, is_single=is_single)
         case TaggedCalls():
             return _tagged_calls(notation, tools, rules, is_single=is_single)
+        case ChannelCalls():
+            return _channel_calls(tools, rules, is_single=is_single)
     raise GrammarFault("", "calls cannot be held to in this notation")
 
 
@@ -154,6 +158,19 @@ def _marked_name(notation: MarkedCalls, tool: CallableTool, index: int) -> str:
     if match is None or match["name"] != tool.name:
         raise GrammarFault(tool.place, "this name cannot be written in the notation of this model")
     return text
+
+
+def _channel_calls(tools: Sequence[CallableTool], rules: Rules, *, is_single: bool) -> Expression:
+    json = Json(rules)
+    arguments = [_arguments(tool, json) for tool in tools]
+    _check(tools, arguments, rules)
+    calls = [
+        sequence(
+            Text(f"<|channel|>commentary to={FUNCTIONS}{tool.name} <|constrain|>json{BODY}"), one, Text("<|call|>")
+        )
+        for tool, one in zip(tools, arguments, strict=True)
+    ]
+    return _joined(calls, Text("<|start|>assistant"), rules, is_single=is_single)
 
 
 def _python_calls(notation: PythonCalls, tools: Sequence[CallableTool], rules: Rules, *, is_single: bool) -> Expression:
