@@ -224,6 +224,7 @@ def test_a_branch_needs_no_thread(backend: sgl.Engine) -> None:
         s["count"] = len(s["a"])
 
     process, most, is_done = psutil.Process(), [0, 0], threading.Event()
+    before = [threading.active_count(), process.num_threads()]  # other tests' as well
 
     def watch() -> None:
         while not is_done.wait(0.01):
@@ -237,8 +238,9 @@ def test_a_branch_needs_no_thread(backend: sgl.Engine) -> None:
     watcher.join()
     assert [len(state["a"]) for state in states] == [64] * 16
     assert [state["count"] for state in states] == [64] * 16
-    assert 16 < most[0] <= 32, most  # the bodies read, so each of the 16 has its thread; the 1,024 branches have none
-    assert most[1] <= 32 + 8, most
+    more = [most[index] - before[index] for index in range(2)]
+    assert 16 <= more[0] <= 28, more  # the bodies read, so each of the 16 has its thread; the 1,024 branches have none
+    assert more[1] <= 28 + 8, more
 
 
 def test_a_batch_keeps_order_and_takes_tuples_and_options(backend: sgl.Engine) -> None:
