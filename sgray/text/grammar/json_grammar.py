@@ -60,7 +60,8 @@ class Json:
         self.rules = rules
         self._avoid = avoid
         self._words = _PYTHON_WORDS if is_python else _WORDS
-        indentation = Repeat(Char(characters.of(" \t")), 0, MAX_INDENTATION)
+        # Two texts and not a set of characters: the compiler spends a millisecond on every repetition of a set.
+        indentation = Repeat(choice((Text(" "), Text("\t"))), 0, MAX_INDENTATION)
         spaced = choice((EMPTY, Text(" "), sequence(Text("\n"), indentation)))
         self.blanks = rules.add(spaced, "blanks")
         self.strings = Strings(rules, is_python=is_python, avoid=characters.of(avoid))

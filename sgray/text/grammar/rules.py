@@ -64,8 +64,8 @@ class Rules:
         finite = _finite(bodies)
         if "root" not in finite:
             return None
-        pruned = {name: _pruned(bodies[name], finite) for name in finite}
-        return "\n".join(f"{name} ::= {write(pruned[name])}" for name in _used(pruned))
+        merged = _merged({name: _pruned(body, finite) for name, body in bodies.items() if name in finite})
+        return "\n".join(f"{name} ::= {write(merged[name])}" for name in _used(merged))
 
 
 def _finite(bodies: dict[str, Expression]) -> set[str]:
@@ -105,6 +105,39 @@ def _pruned(body: Expression, finite: set[str]) -> Expression:
             return sequence(*(_pruned(part, finite) for part in parts))
         case Repeat(part, least, most):
             return Repeat(_pruned(part, finite), least, most) if _ends(part, finite) else EMPTY
+    return body
+
+
+def _merged(bodies: dict[str, Expression]) -> dict[str, Expression]:
+    """The same with rules of equal bodies made one, and without rules that only name another.
+
+    Every rule costs the compiler of the engine time, and schemas say the same thing in many places.
+    """
+    while True:
+        first: dict[Expression, Expression] = {}
+        others: dict[str, Expression] = {}
+        for name, body in bodies.items():
+            if name != "root":
+                kept = body if isinstance(body, Rule) else first.setdefault(body, Rule(name))
+                if kept != Rule(name):
+                    others[name] = kept
+        if not others:
+            return bodies
+        bodies = {name: _replaced(body, others) for name, body in bodies.items() if name not in others}
+
+
+def _replaced(body: Expression, others: dict[str, Expression]) -> Expression:
+    match body:
+        case Rule():
+            while isinstance(body, Rule) and body.name in others:  # never in a circle: every rule has an end
+                body = others[body.name]
+            return body
+        case Row(parts):
+            return sequence(*(_replaced(part, others) for part in parts))
+        case Choice(options):
+            return choice(_replaced(option, others) for option in options)
+        case Repeat(part, least, most):
+            return Repeat(_replaced(part, others), least, most)
     return body
 
 
