@@ -50,7 +50,8 @@ class EngineSignals:
         least = 1 if context.total_queued_requests or any(reported.values()) else 0
         running, wanted = context.current_num_replicas, context.target_num_replicas
         is_known = running >= wanted and len(reported) >= running
-        number = replicas_for_work(self.work(signals), least, running=running, wanted=wanted, may_shrink=is_known)
+        work = self.work(signals) if least else 0.0  # averages fade, and are never quite nothing
+        number = replicas_for_work(work, least, running=running, wanted=wanted, may_shrink=is_known)
         return _bounded(number, context), {}
 
     def work(self, signals: Mapping[str, Mapping[Any, float]]) -> float:

@@ -115,6 +115,7 @@ def test_a_replica_goes_only_where_the_others_have_room_to_spare(busy: float, nu
 def test_the_last_replica_stays_while_it_has_a_request_and_goes_when_idle() -> None:
     assert wanted_by(EngineSignals(2.0), {ONGOING: 0.2}) == 1
     assert wanted_by(EngineSignals(2.0), {}) == 0
+    assert wanted_by(EngineSignals(2.0), {PREFILL_SHARE: 1e-3}) == 0, "an average of what came before is no request"
 
 
 def test_a_held_call_wants_the_first_replica_and_keeps_it_while_it_starts() -> None:
@@ -128,7 +129,7 @@ def test_the_bounds_hold() -> None:
     policy = EngineSignals(2.0)
     bounds = {"capacity_adjusted_min_replicas": 2, "capacity_adjusted_max_replicas": 3}
     assert wanted_by(policy, {}, {}, **bounds) == 2
-    assert wanted_by(policy, {WAIT_S: 99.0}, {WAIT_S: 99.0}, **bounds) == 3
+    assert wanted_by(policy, {ONGOING: 1.0, WAIT_S: 99.0}, {ONGOING: 1.0, WAIT_S: 99.0}, **bounds) == 3
 
 
 @given(work=st.floats(0, 1000), least=st.integers(0, 1), wanted=st.integers(0, 100), running=st.integers(0, 100))
