@@ -182,11 +182,21 @@ class ServeConfig(Section):
     num_ingress_replicas: Count | Auto = Field(
         "auto", description="Replicas of the HTTP ingress; auto is 4 where engine replicas have GPUs, else 1."
     )
-    target_ongoing_requests: float = Field(
-        32.0, gt=0, description="Requests a replica should hold; more starts another."
+    autoscaling_policy: Literal["engine", "requests"] = Field(
+        "engine",
+        description="What decides on the number of replicas: engine: how busy the engines are and how long prompts "
+        "wait; requests: how many requests there are.",
     )
-    upscale_delay_s: float = Field(10.0, ge=0)
-    downscale_delay_s: float = Field(300.0, ge=0)
+    target_ttft_s: float = Field(
+        2.0, gt=0, description="Longest that prompts should wait before they are computed; more starts a replica."
+    )
+    target_ongoing_requests: float | None = Field(
+        None,
+        gt=0,
+        description="Requests a replica should hold; more starts another. Where requests decide, 32 if unset.",
+    )
+    upscale_delay_s: float = Field(10.0, ge=0, description="More replicas start once they were wanted for this long.")
+    downscale_delay_s: float = Field(300.0, ge=0, description="The same for fewer, and for the last one.")
     graceful_shutdown_timeout_s: float = Field(
         600.0, ge=0, description="How long a replica that goes away may finish its streams."
     )

@@ -15,7 +15,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from sgray.config import Config, ServeConfig, environment_keys, num_ingresses
 from sgray.errors import ConfigError
 from sgray.models.spec import check_ranks, served_spec
-from sgray.serve.autoscale import replicas_for_ongoing_requests
+from sgray.serve.autoscale import EngineSignals, replicas_for_ongoing_requests
 from sgray.serve.ingress import Ingress
 from sgray.serve.replica import LLMReplica
 from sgray.serve.table_router import TableRouter
@@ -25,6 +25,7 @@ REPLICA_DEPLOYMENT = "LLMReplica"
 INGRESS_DEPLOYMENT = "Ingress"
 
 REPORT_S, LOOK_BACK_S = 1.0, 5.0
+DEFAULT_ONGOING_REQUESTS = 32.0
 NO_LIMIT = 1_000_000  # the engine's queue is the limit; Serve's would count streams that Serve cannot see
 
 
@@ -59,13 +60,23 @@ def _autoscaling(options: ServeConfig) -> AutoscalingConfig:
         return AutoscalingConfig(
             min_replicas=options.min_replicas,
             max_replicas=options.max_replicas,
-            target_ongoing_requests=options.target_ongoing_requests,
+            target_ongoing_requests=options.target_ongoing_requests or DEFAULT_ONGOING_REQUESTS,
             upscale_delay_s=options.upscale_delay_s,
             downscale_delay_s=options.downscale_delay_s,
             metrics_interval_s=REPORT_S,
             look_back_period_s=LOOK_BACK_S,
-            policy=AutoscalingPolicy(policy_function=replicas_for_ongoing_requests),
+            policy=_policy(options),
         )
+
+
+def _policy(options: ServeConfig) -> AutoscalingPolicy:
+    if options.autoscaling_policy == "requests":
+        return AutoscalingPolicy(policy_function=replicas_for_ongoing_requests)
+    targets = {
+        "target_ttft_s": options.target_ttft_s,
+        "target_ongoing_requests": options.target_ongoing_requests,
+    }
+    return AutoscalingPolicy(policy_function=EngineSignals, policy_kwargs=targets)
 
 
 def _ingress_options(config: Config) -> dict[str, Any]:
