@@ -32,6 +32,7 @@ def build(args: Mapping[str, Any]) -> Application:
     """The application for these values of a `Config`. Raises ConfigError before anything starts."""
     config = Config.parse(args)
     _check_model(config)
+    _check_batches(config)
     values = config.model_dump()
     replicas = serve.deployment(LLMReplica, **_replica_options(config)).bind(values)
     ingress = serve.deployment(serve.ingress()(Ingress), **_ingress_options(config))
@@ -92,6 +93,18 @@ def _num_gpus(config: Config) -> int:
 def _num_ingresses(config: Config) -> int:
     wanted = config.serve.num_ingress_replicas
     return num_ingresses(has_gpus=_num_gpus(config) > 0) if wanted == "auto" else wanted
+
+
+def _check_batches(config: Config) -> None:
+    """Refuse several ingresses over several nodes: each node would have a database of its own."""
+    if config.batches.batches_dir is None or not ray.is_initialized():
+        return
+    num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    if num_nodes > 1 and _num_ingresses(config) > 1:
+        raise ConfigError(
+            f"batches.batches_dir: the database of batches is a file, which ingresses on {num_nodes} nodes "
+            "cannot share; set serve.num_ingress_replicas to 1, or leave batches_dir out"
+        )
 
 
 def _check_model(config: Config) -> None:
