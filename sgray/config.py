@@ -189,12 +189,6 @@ class BatchesConfig(Section):
         32, ge=1, description="Most rows of batches that one ingress runs at a time, in the slack of other calls."
     )
 
-    @model_validator(mode="after")
-    def _absolute(self) -> BatchesConfig:
-        if self.batches_dir is not None and not Path(self.batches_dir).expanduser().is_absolute():
-            raise ValueError(f"batches_dir: {self.batches_dir!r} is not absolute; processes start in other directories")
-        return self
-
 
 class ServeConfig(Section):
     """The Ray Serve side: how many replicas, how they come and go."""

@@ -16,6 +16,7 @@ from sgray.config import Config, ServeConfig, environment_keys, num_ingresses
 from sgray.errors import ConfigError
 from sgray.models.spec import check_ranks, served_spec
 from sgray.serve.autoscale import replicas_for_ongoing_requests
+from sgray.serve.batches.batches import batches_directory
 from sgray.serve.ingress import Ingress
 from sgray.serve.replica import LLMReplica
 from sgray.serve.table_router import TableRouter
@@ -97,7 +98,7 @@ def _num_ingresses(config: Config) -> int:
 
 def _check_batches(config: Config) -> None:
     """Refuse several ingresses over several nodes: each node would have a database of its own."""
-    if config.batches.batches_dir is None or not ray.is_initialized():
+    if batches_directory(config) is None or not ray.is_initialized():
         return
     num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     if num_nodes > 1 and _num_ingresses(config) > 1:

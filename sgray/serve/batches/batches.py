@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sgray.config import Config
+from sgray.errors import ConfigError
 from sgray.serve.batches.runner import Pace, Runner
 from sgray.serve.batches.store import Store
 from sgray.serve.openai.service import OpenAIService
-
-logger = logging.getLogger(__name__)
 
 MAX_FILES = 50
 """All uploads together may have so many times the bytes of the largest one allowed."""
@@ -30,9 +28,10 @@ class Batches:
     def over(cls, service: OpenAIService, config: Config) -> Batches | None:
         """As configured; None where there is no directory. Raises ConfigError where it cannot hold the database."""
         options = config.batches
-        if options.batches_dir is None:
+        directory = batches_directory(config)
+        if directory is None:
             return None
-        store = Store(Path(options.batches_dir).expanduser(), max_bytes=MAX_FILES * options.max_batch_bytes)
+        store = Store(directory, max_bytes=MAX_FILES * options.max_batch_bytes)
         calls = {
             "/v1/chat/completions": service.chat,
             "/v1/completions": service.completions,
@@ -53,3 +52,14 @@ class Batches:
         """Stop the work, which another process or the next start goes on with."""
         await self._runner.close()
         self.store.close()
+
+
+def batches_directory(config: Config) -> Path | None:
+    """Where batches are kept, if anywhere. Raises ConfigError for a place that is another one in each process."""
+    given = config.batches.batches_dir
+    if given is None:
+        return None
+    directory = Path(given).expanduser()
+    if not directory.is_absolute():
+        raise ConfigError(f"batches.batches_dir: {given!r} is not absolute, and processes start in other directories")
+    return directory
