@@ -17,6 +17,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "docs/life_of_a_request.md",
     "docs/adding_a_model.md",
+    "docs/batches.md",
     "docs/language.md",
     "docs/performance.md",
     "docs/routing.md",
