@@ -174,6 +174,22 @@ class ApiConfig(Section):
     )
 
 
+class BatchesConfig(Section):
+    """OpenAI's batch API: where it keeps its state, and its limits."""
+
+    batches_dir: str | None = Field(
+        None,
+        description="A directory for files and batches, on a disk of the node whose ingresses run them; the batch API "
+        "is off if unset.",
+    )
+    max_batch_bytes: int = Field(
+        100 * 2**20, ge=1024, description="Largest file of a batch; all files together may have 50 times that."
+    )
+    max_batch_rows_in_flight: int = Field(
+        32, ge=1, description="Most rows of batches that one ingress runs at a time, in the slack of other calls."
+    )
+
+
 class ServeConfig(Section):
     """The Ray Serve side: how many replicas, how they come and go."""
 
@@ -228,6 +244,7 @@ class Config(Section):
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     grammar: GrammarConfig = Field(default_factory=GrammarConfig)
     api: ApiConfig = Field(default_factory=ApiConfig)
+    batches: BatchesConfig = Field(default_factory=BatchesConfig)
     serve: ServeConfig = Field(default_factory=ServeConfig)
 
     @classmethod

@@ -16,6 +16,7 @@ from sgray.config import Config, ServeConfig, environment_keys, num_ingresses
 from sgray.errors import ConfigError
 from sgray.models.spec import check_ranks, served_spec
 from sgray.serve.autoscale import EngineSignals, replicas_for_ongoing_requests
+from sgray.serve.batches.batches import batches_directory
 from sgray.serve.ingress import Ingress
 from sgray.serve.replica import LLMReplica
 from sgray.serve.table_router import TableRouter
@@ -33,6 +34,7 @@ def build(args: Mapping[str, Any]) -> Application:
     """The application for these values of a `Config`. Raises ConfigError before anything starts."""
     config = Config.parse(args)
     _check_model(config)
+    _check_batches(config)
     values = config.model_dump()
     replicas = serve.deployment(LLMReplica, **_replica_options(config)).bind(values)
     ingress = serve.deployment(serve.ingress()(Ingress), **_ingress_options(config))
@@ -103,6 +105,18 @@ def _num_gpus(config: Config) -> int:
 def _num_ingresses(config: Config) -> int:
     wanted = config.serve.num_ingress_replicas
     return num_ingresses(has_gpus=_num_gpus(config) > 0) if wanted == "auto" else wanted
+
+
+def _check_batches(config: Config) -> None:
+    """Refuse several ingresses over several nodes: each node would have a database of its own."""
+    if batches_directory(config) is None or not ray.is_initialized():
+        return
+    num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    if num_nodes > 1 and _num_ingresses(config) > 1:
+        raise ConfigError(
+            f"batches.batches_dir: the database of batches is a file, which ingresses on {num_nodes} nodes "
+            "cannot share; set serve.num_ingress_replicas to 1, or leave batches_dir out"
+        )
 
 
 def _check_model(config: Config) -> None:

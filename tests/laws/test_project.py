@@ -18,6 +18,7 @@ PAGES = [
     "docs/life_of_a_request.md",
     "docs/adding_a_model.md",
     "docs/deploying.md",
+    "docs/batches.md",
     "docs/language.md",
     "docs/performance.md",
     "docs/routing.md",
