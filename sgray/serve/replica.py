@@ -14,11 +14,11 @@ from typing import Any
 
 import ray
 
-from sgray.config import Config, Hardware
+from sgray.config import Config
 from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
 from sgray.errors import SgrayError
-from sgray.protocol import EngineInfo, StepReport
+from sgray.protocol import StepReport
 from sgray.serve.link import LinkServer
 from sgray.serve.load_meter import LoadMeter
 from sgray.serve.table import Endpoint
@@ -40,7 +40,7 @@ class LLMReplica:
         self._engine_loop = EngineLoop(engine, self._publish)
         token = secrets.token_urlsafe(32)
         self._server = LinkServer(self._engine_loop, engine.info, token)
-        self._meter = _meter(engine.info, config)
+        self._meter = LoadMeter(engine.info, engine.limits.mixed_prefill)
         # This process is two threads that take turns: the one that plans steps, and this one, which sends their
         # tokens. Neither should wait for the other as long as Python's default of 5 ms, which is a whole step.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -90,13 +90,6 @@ class LLMReplica:
         if health.busy and health.last_step_age_s > self._wedge_timeout_s:
             return f"work is waiting and no step has ended for {health.last_step_age_s:.0f} s"
         return None
-
-
-def _meter(info: EngineInfo, config: Config) -> LoadMeter:
-    on_gpu = info.device.startswith("cuda")
-    schedule = config.resolve(Hardware(num_threads=1, memory_bytes=0, has_cuda=on_gpu)).schedule
-    assert isinstance(schedule.mixed_prefill_size, int), "resolved"
-    return LoadMeter(info, schedule.mixed_prefill_size)
 
 
 def _load(config: Config) -> Engine:

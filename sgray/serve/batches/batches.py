@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ class Batches:
     def __init__(self, store: Store, runner: Runner) -> None:
         self.store = store
         self._runner = runner
-        self.start: Callable[[], None] = runner.start
 
     @classmethod
     def over(cls, service: OpenAIService, config: Config) -> Batches | None:
@@ -47,6 +45,10 @@ class Batches:
 
         pace = Pace(options.max_batch_rows_in_flight)
         return cls(store, Runner(store, ask, has_slack, config, pace))
+
+    def start(self) -> None:
+        """Begin to work on batches, unless it does already, and look for work now."""
+        self._runner.start()
 
     async def close(self) -> None:
         """Stop the work, which another process or the next start goes on with."""

@@ -13,6 +13,9 @@ from sgray.config import Config
 from sgray.errors import NotFoundError
 from sgray.serve.batches.batches import Batches
 from sgray.serve.batches.shapes import (
+    BATCHES_LISTED,
+    MAX_BATCHES_LISTED,
+    MAX_FILES_LISTED,
     MAX_NAME_CHARS,
     MAX_PAIRS,
     MAX_VALUE_CHARS,
@@ -26,8 +29,6 @@ from sgray.serve.batches.uploads import read_upload
 from sgray.serve.openai.http import json_response, read_json
 from sgray.serve.openai.operations import Entry
 from sgray.serve.openai.validate import checked_text, parse_body, shown, wrong_type, wrong_value
-
-MAX_FILES_LISTED, MAX_BATCHES_LISTED = 10_000, 100
 
 
 class BatchCalls:
@@ -94,7 +95,7 @@ class BatchCalls:
 
     async def batches(self, request: Request) -> Response:
         query, store = request.query_params, self._batches.store
-        limit = _limit(query.get("limit"), 20, MAX_BATCHES_LISTED)
+        limit = _limit(query.get("limit"), BATCHES_LISTED, MAX_BATCHES_LISTED)
         found, has_more = await asyncio.to_thread(store.batches, after=query.get("after"), limit=limit)
         return json_response(list_json([batch_json(batch) for batch in found], has_more=has_more))
 

@@ -60,7 +60,6 @@ class Runner:
         """Begin, unless it runs already, and look for work now."""
         self._news.set()
         if self._task is None or self._task.done():
-            self._news = asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def close(self) -> None:

@@ -14,6 +14,8 @@ from sgray.serve.openai.schemas import Body
 
 WINDOWS = {"24h": 24 * 3600}
 MIN_KEEP_S, MAX_KEEP_S = 3600, 30 * 24 * 3600
+MAX_FILES_LISTED = 10_000  # as many as are listed where the call does not say
+BATCHES_LISTED, MAX_BATCHES_LISTED = 20, 100
 MAX_PAIRS, MAX_NAME_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 
 

@@ -217,7 +217,7 @@ OPERATIONS: Mapping[str, Operation] = {
         "The files",
         parameters=(
             _AFTER,
-            _limit(10_000, 10_000),
+            _limit(batches.MAX_FILES_LISTED, batches.MAX_FILES_LISTED),
             _query("order", "By age.", {"enum": ["asc", "desc"], "default": "desc"}),
             _query("purpose", "Only files with it.", {"type": "string"}),
         ),
@@ -236,7 +236,7 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "batches": Operation(
         "The batches, the newest first",
-        parameters=(_AFTER, _limit(20, 100)),
+        parameters=(_AFTER, _limit(batches.BATCHES_LISTED, batches.MAX_BATCHES_LISTED)),
         answer=batches.BatchList,
         may_be_missing=True,
     ),

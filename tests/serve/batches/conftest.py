@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batch_rows import client_of, jsonl
+from conftests import openai_fixtures
 from openai import AsyncOpenAI
 
 from sgray.config import Config
 from sgray.serve.openai.app import create_app
 
-_PATH = Path(__file__).parents[1] / "openai" / "conftest.py"
-
-
-def _shared() -> Any:
-    spec = importlib.util.spec_from_file_location("openai_fixtures", _PATH)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_openai = _shared()
+_openai = openai_fixtures()
 anyio_backend, backend = _openai.anyio_backend, _openai.backend
 start_tiny, tiny_backend = _openai.start_tiny, _openai.tiny_backend
 
