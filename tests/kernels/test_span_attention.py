@@ -8,12 +8,14 @@ import random
 from dataclasses import dataclass, replace
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from sgray.kernels.batch import BatchTables
+from sgray.kernels.batch import MAX_DEPTH, BatchTables, SharedTables
 from sgray.kernels.span_attention import kernel, reference
+from sgray.kernels.span_attention.sharing import SharedUnits, share
 from sgray.kernels.span_attention.work import SpanLimits, SpanWork
 
 NAN = float("nan")
@@ -37,6 +39,7 @@ class Case:
     softcap: float | None = None
     sinks: float | None = None  # the mean of random ones
     seed: int = 0
+    shared: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # begin, end, sequences
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,27 @@ def limits_of(case: Case) -> SpanLimits:
         page_size=case.page_size,
         rows_per_task=case.rows,
         num_sms=case.num_sms,
+        max_shared=4 * max(sum(planned), 1) if case.shared else 0,
     )
+
+
+def units_of(case: Case) -> SharedUnits:
+    """What a host makes of the case's shared spans."""
+    slots, lengths = [2 * b + 1 for b in range(len(case.sequences))], [length for _, length in case.sequences]
+    limits = limits_of(case)
+    sizes = {"max_units": limits.max_shared, "max_read": limits.max_shared}
+    return share(case.shared, slots, lengths, tokens_per_task=limits.tokens_per_task, **sizes)
+
+
+def shared_tables(case: Case, device: torch.device) -> SharedTables | None:
+    if not case.shared:
+        return None
+    found = units_of(case)
+    units = np.full((limits_of(case).max_shared, 4), 10**6, dtype=np.int32)
+    paths = np.full((MAX_DEPTH, len(case.sequences) + 1), 10**6, dtype=np.int32)
+    found.write(units, paths)
+    count = torch.tensor([len(found.units)], dtype=torch.int32, device=device)
+    return SharedTables(torch.from_numpy(units).to(device), torch.from_numpy(paths).to(device), count)
 
 
 def tables(case: Case, device: torch.device) -> BatchTables:
@@ -75,7 +98,7 @@ def tables(case: Case, device: torch.device) -> BatchTables:
     columns = ([2 * b + 1 for b in range(len(starts))], starts, lengths, firsts)
     tensors = [torch.tensor([*column, 10**6], dtype=torch.int32, device=device) for column in columns]
     counts = [torch.tensor([n], dtype=torch.int32, device=device) for n in (len(starts), sum(lengths))]
-    return BatchTables(*tensors, *counts)
+    return BatchTables(*tensors, *counts, shared=shared_tables(case, device))
 
 
 def make(case: Case, device: torch.device) -> Step:
@@ -92,6 +115,10 @@ def make(case: Case, device: torch.device) -> Step:
             table[2 * b + 1, index] = page
             tokens = written[index * case.page_size :][: case.page_size]
             pool[page, 1, :, : len(tokens)] = tokens.transpose(0, 1)
+    for begin, end, members in case.shared:
+        for b in members:
+            places = slice(begin // case.page_size, end // case.page_size)
+            table[2 * b + 1, places] = table[2 * members[0] + 1, places]
     num_tokens = sum(length for _, length in case.sequences)
     # The query is a part of a wider product, as in a model; the row after the last is padding.
     product = torch.full((num_tokens + 1, case.heads + 2 * case.kv_heads, case.head_dim), NAN, dtype=case.dtype)
@@ -189,6 +216,31 @@ CASES = {
     "wide tasks": Case(((61, 3), (0, 33)), 2, 1, num_sms=1, max_row_tokens=33, rows=64, dtype=torch.bfloat16),
     "window over chunks": Case(((90, 9), (0, 2)), 4, 1, num_sms=2, max_row_tokens=9, window=30, dtype=torch.bfloat16),
     "long ones left out": Case(((60, 2), (10, 1), (0, 5), (3, 1))),
+    "shared": Case(((300, 1), (190, 1), (128, 1)), shared=((0, 128, (0, 1, 2)),)),
+    "shared in small pages": Case(
+        ((100, 1), (149, 1), (80, 1)), page_size=16, shared=((0, 48, (0, 1, 2)), (48, 96, (0, 1))), dtype=torch.bfloat16
+    ),
+    "shared by more than a task takes": Case(((100, 1),) * 9, 4, 1, shared=((0, 64, tuple(range(9))),), num_sms=2),
+    "shared and nested": Case(
+        ((700, 1), (500, 1), (330, 1), (300, 1), (129, 1), (70, 1), (64, 1)),
+        8,
+        2,
+        num_sms=6,
+        rows=64,
+        shared=(
+            (0, 64, tuple(range(7))),
+            (64, 128, (0, 1, 2, 3, 4)),
+            (128, 256, (0, 1, 2, 3)),
+            (256, 320, (0, 1, 2)),
+            (320, 448, (0, 1)),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "shared by short extensions": Case(
+        ((130, 3), (128, 1), (200, 5), (128, 9)), 4, 1, rows=32, max_row_tokens=8, shared=((0, 128, (0, 1, 2, 3)),)
+    ),
+    "shared with sinks": Case(((130, 1), (200, 1)), 4, 1, sinks=1.0, softcap=3.0, shared=((0, 128, (0, 1)),)),
+    "shared, seen through a window": Case(((130, 1), (200, 1)), window=50, shared=((0, 128, (0, 1)),)),
     "nothing to plan": Case(((60, 2),)),
     "no sequences": Case(()),
 }

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgray.kernels.batch import BatchTables
+from sgray.kernels.batch import MAX_DEPTH, MAX_PLACE, BatchTables
 from sgray.kernels.span_attention.work import SHARED_BYTES, TILE, SpanLimits, SpanWork
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -65,29 +65,38 @@ def choose_merge(limits: SpanLimits) -> MergeConfig:
 def plan_spans(
     work: SpanWork, batch: BatchTables, *, max_row_tokens: int, window: int | None, pdl: bool = False
 ) -> None:
-    """Cuts the tiles of the sequences with 1 to `max_row_tokens` tokens, laid end to end, in equal shares."""
+    """Cuts in equal shares what shared units read, then what sequences with 1 to `max_row_tokens` tokens do."""
     limits = work.limits
     capacity = batch.slots_B.shape[0]
     assert capacity <= limits.max_sequences, (capacity, limits.max_sequences)
+    shared = batch.shared if window is None and limits.max_shared else None
     _plan[(1,)](
         batch.slots_B,
         batch.starts_B,
         batch.lengths_B,
         batch.firsts_B,
         batch.num_sequences_1,
+        None if shared is None else shared.units_U4,
+        None if shared is None else shared.paths_DB,
+        None if shared is None else shared.num_units_1,
         work.bins,
         work.tasks,
         work.entries,
         work.rows,
         work.num_rows_1,
+        work.parts,
         max_row_tokens,
         0 if window is None else window,
         limits.num_bins,
         capacity,
+        0 if shared is None else shared.paths_DB.stride(0),
         TILE_KEYS=TILE,
         TASK_TOKENS=limits.tokens_per_task,
         BLOCK_B=max(triton.next_power_of_2(capacity), 64),
+        BLOCK_U=0 if shared is None else max(triton.next_power_of_2(shared.units_U4.shape[0]), 64),
         BLOCK_BINS=triton.next_power_of_2(limits.num_bins + 1),
+        DEPTH=MAX_DEPTH,
+        PLACES=MAX_PLACE,
         HAS_WINDOW=window is not None,
         PDL=pdl,
         num_warps=PLAN_WARPS,
@@ -181,34 +190,68 @@ def _check(query: Tensor, keys: Tensor, values: Tensor, page_table: Tensor, limi
 
 
 @triton.jit
-def _units(start, length, chunk, window, TILE_KEYS: tl.constexpr, TASK_TOKENS: tl.constexpr, HAS_WINDOW: tl.constexpr):
-    """The sequences' tokens from `chunk` on that fit in a task: first tile, number of tiles, number of tokens."""
+def _units(
+    start, length, chunk, own, window, TILE_KEYS: tl.constexpr, TASK_TOKENS: tl.constexpr, HAS_WINDOW: tl.constexpr
+):
+    """The sequences' tokens from `chunk` on that fit in a task: first key, number of tiles, number of tokens."""
     tokens = tl.minimum(tl.maximum(length - chunk, 0), TASK_TOKENS)
-    origin = tl.maximum(start + chunk - window + 1, 0) // TILE_KEYS if HAS_WINDOW else start * 0
-    tiles = tl.where(tokens > 0, tl.cdiv(start + chunk + tokens, TILE_KEYS) - origin, 0)
+    origin = tl.maximum(start + chunk - window + 1, 0) // TILE_KEYS * TILE_KEYS if HAS_WINDOW else own
+    tiles = tl.where(tokens > 0, tl.cdiv(start + chunk + tokens - origin, TILE_KEYS), 0)
     return origin, tiles, tokens
 
 
-@triton.jit(do_not_specialize=["max_row_tokens", "window", "num_bins", "capacity"])
+@triton.jit
+def _cut(bins, tasks, task, part, parts, slot, origin, last, at, tiles, share, tokens, TILE_KEYS: tl.constexpr):
+    """Writes a part of each unit, which begins where its bin does, or else with the unit: cuts lie at multiples of the
+    share. Of the tiles laid end to end, those of a unit begin at `at`; its keys are `[origin, last)`."""
+    exists = part < parts
+    begin = tl.maximum((at // share + part) * share, at)
+    end = tl.minimum((at // share + part + 1) * share, at + tiles)
+    word = tasks + (task + part) * 4
+    tl.store(word, slot, mask=exists)
+    tl.store(word + 1, origin + (begin - at) * TILE_KEYS, mask=exists)
+    tl.store(word + 2, tl.minimum(origin + (end - at) * TILE_KEYS, last), mask=exists)
+    tl.store(word + 3, tokens, mask=exists)
+    tl.store(bins + at // share + part, task + part, mask=exists & (begin == (at // share + part) * share))
+
+
+@triton.jit
+def _enter(entries, task, place, row, position, partial, present, TASK_TOKENS: tl.constexpr):
+    """Writes the entry of one row in each task."""
+    entry = entries + (task * TASK_TOKENS + place) * 3
+    tl.store(entry, row, mask=present)
+    tl.store(entry + 1, position, mask=present)
+    tl.store(entry + 2, partial, mask=present)
+
+
+@triton.jit(do_not_specialize=["max_row_tokens", "window", "num_bins", "capacity", "path_stride"])
 def _plan(
     slots,
     starts,
     lengths,
     firsts,
     num_sequences,
+    units,
+    paths,
+    num_units,
     bins,
     tasks,
     entries,
     rows,
     num_rows,
+    shared_parts,
     max_row_tokens,
     window,
     num_bins,
     capacity,
+    path_stride,
     TILE_KEYS: tl.constexpr,
     TASK_TOKENS: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    BLOCK_U: tl.constexpr,
     BLOCK_BINS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PLACES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -221,51 +264,88 @@ def _plan(
     length = tl.load(lengths + b, mask=b < capacity, other=0)
     first = tl.load(firsts + b, mask=b < capacity, other=0)
     length = tl.where((b < tl.minimum(count, capacity)) & (length <= max_row_tokens), length, 0)
+    own = tl.zeros([BLOCK_B], tl.int32)  # the first key that a sequence reads for itself
     total = 0
+    if BLOCK_U > 0:
+        u = tl.arange(0, BLOCK_U)
+        is_unit = u < tl.load(num_units)
+        has_path = (length > 0) & (tl.load(num_units) > 0)
+        unit = units + u * 4
+        unit_begin = tl.load(unit + 1, mask=is_unit, other=0)
+        unit_end = tl.load(unit + 2, mask=is_unit, other=0)
+        unit_tiles = tl.cdiv(unit_end - unit_begin, TILE_KEYS)
+        total += tl.sum(unit_tiles)
+        for depth in tl.static_range(DEPTH):
+            word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
+            own = tl.maximum(own, tl.load(units + word // PLACES * 4 + 2, mask=word >= 0, other=0))
     for chunk in range(0, max_row_tokens, TASK_TOKENS):
-        origin, tiles, tokens = _units(start, length, chunk, window, TILE_KEYS, TASK_TOKENS, HAS_WINDOW)
+        origin, tiles, tokens = _units(start, length, chunk, own, window, TILE_KEYS, TASK_TOKENS, HAS_WINDOW)
         total += tl.sum(tiles)
     share = tl.maximum(tl.cdiv(total, num_bins), 1)
     past_tiles = 0
     past_tasks = 0
     past_rows = 0
     past_partials = 0
-    for chunk in range(0, max_row_tokens, TASK_TOKENS):
-        origin, tiles, tokens = _units(start, length, chunk, window, TILE_KEYS, TASK_TOKENS, HAS_WINDOW)
-        at = past_tiles + tl.cumsum(tiles) - tiles
-        first_bin = at // share
-        parts = tl.where(tokens > 0, (at + tiles - 1) // share - first_bin + 1, 0)
-        task = past_tasks + tl.cumsum(parts) - parts
-        merged = tl.where(parts > 1, tokens, 0)
-        row = past_rows + tl.cumsum(merged) - merged
-        partial = past_partials + tl.cumsum(merged * parts) - merged * parts
-        low = start + chunk
+    before = tl.zeros([BLOCK_B], tl.int32)  # parts of a sequence's path
+    if BLOCK_U > 0:
+        unit_slot = tl.load(unit, mask=is_unit, other=0)
+        unit_tokens = tl.load(unit + 3, mask=is_unit, other=0)
+        at = tl.cumsum(unit_tiles) - unit_tiles
+        parts = tl.where(is_unit, (at + unit_tiles - 1) // share - at // share + 1, 0)
+        task = tl.cumsum(parts) - parts
         for part in range(tl.max(parts)):
-            exists = part < parts
-            # Cuts lie at multiples of the share: a part begins where its bin does, or else with its unit.
-            begin = tl.maximum((first_bin + part) * share, at)
-            end = tl.minimum((first_bin + part + 1) * share, at + tiles)
-            word = tasks + (task + part) * 4
-            tl.store(word, slot, mask=exists)
-            tl.store(word + 1, (origin + begin - at) * TILE_KEYS, mask=exists)
-            tl.store(word + 2, tl.minimum((origin + end - at) * TILE_KEYS, low + tokens), mask=exists)
-            tl.store(word + 3, tokens, mask=exists)
-            tl.store(bins + first_bin + part, task + part, mask=exists & (begin == (first_bin + part) * share))
-            for index in range(tl.minimum(max_row_tokens, TASK_TOKENS)):
-                entry = entries + ((task + part) * TASK_TOKENS + index) * 3
-                present = exists & (index < tokens)
-                tl.store(entry, first + chunk + index, mask=present)
-                tl.store(entry + 1, low + index, mask=present)
-                tl.store(entry + 2, tl.where(parts > 1, partial + index * parts + part, -1), mask=present)
-        for index in range(tl.minimum(max_row_tokens, TASK_TOKENS)):
+            _cut(
+                bins, tasks, task, part, parts, unit_slot, unit_begin, unit_end,
+                at, unit_tiles, share, unit_tokens, TILE_KEYS,
+            )  # fmt: skip
+        tl.store(shared_parts + u * 2, task, mask=is_unit)
+        tl.store(shared_parts + u * 2 + 1, parts, mask=is_unit)
+        past_tiles += tl.sum(unit_tiles)
+        past_tasks += tl.sum(parts)
+        tl.debug_barrier()  # other threads read them
+        for depth in tl.static_range(DEPTH):
+            word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
+            before += tl.load(shared_parts + word // PLACES * 2 + 1, mask=word >= 0, other=0)
+    for chunk in range(0, max_row_tokens, TASK_TOKENS):
+        origin, tiles, tokens = _units(start, length, chunk, own, window, TILE_KEYS, TASK_TOKENS, HAS_WINDOW)
+        at = past_tiles + tl.cumsum(tiles) - tiles
+        parts = tl.where(tokens > 0, (at + tiles - 1) // share - at // share + 1, 0)
+        task = past_tasks + tl.cumsum(parts) - parts
+        all_parts = parts + before
+        merged = tl.where(all_parts > 1, tokens, 0)
+        row = past_rows + tl.cumsum(merged) - merged
+        partial = past_partials + tl.cumsum(merged * all_parts) - merged * all_parts
+        low = start + chunk
+        most = tl.minimum(max_row_tokens, TASK_TOKENS)
+        for part in range(tl.max(parts)):
+            _cut(bins, tasks, task, part, parts, slot, origin, low + tokens, at, tiles, share, tokens, TILE_KEYS)
+            for index in range(most):
+                result = tl.where(all_parts > 1, partial + index * all_parts + before + part, -1)
+                present = (part < parts) & (index < tokens)
+                _enter(entries, task + part, index, first + chunk + index, low + index, result, present, TASK_TOKENS)
+        if BLOCK_U > 0:
+            done = tl.zeros([BLOCK_B], tl.int32)
+            for depth in tl.static_range(DEPTH):
+                word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
+                shared_task = tl.load(shared_parts + word // PLACES * 2, mask=word >= 0, other=0)
+                num_parts = tl.load(shared_parts + word // PLACES * 2 + 1, mask=word >= 0, other=0)
+                for part in range(tl.max(num_parts)):
+                    for index in range(most):
+                        _enter(
+                            entries, shared_task + part, word % PLACES + index, first + chunk + index, low + index,
+                            partial + index * all_parts + done + part, (part < num_parts) & (index < tokens),
+                            TASK_TOKENS,
+                        )  # fmt: skip
+                done += num_parts
+        for index in range(most):
             word = rows + (row + index) * 3
             tl.store(word, first + chunk + index, mask=index < merged)
-            tl.store(word + 1, partial + index * parts, mask=index < merged)
-            tl.store(word + 2, parts, mask=index < merged)
+            tl.store(word + 1, partial + index * all_parts, mask=index < merged)
+            tl.store(word + 2, all_parts, mask=index < merged)
         past_tiles += tl.sum(tiles)
         past_tasks += tl.sum(parts)
         past_rows += tl.sum(merged)
-        past_partials += tl.sum(merged * parts)
+        past_partials += tl.sum(merged * all_parts)
     j = tl.arange(0, BLOCK_BINS)
     tl.store(bins + j, past_tasks + j * 0, mask=(j >= tl.cdiv(total, share)) & (j <= num_bins))
     tl.store(num_rows, past_rows)
