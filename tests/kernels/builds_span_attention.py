@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from aot import Build
 
+from sgray.kernels.batch import MAX_DEPTH, MAX_PLACE
 from sgray.kernels.span_attention.kernel import PLAN_WARPS, _attend, _merge, _plan, choose, choose_merge
 from sgray.kernels.span_attention.work import TILE, SpanLimits
 
@@ -96,15 +98,22 @@ def merge(sizes: SpanLimits, sinks: bool = False, dtype: torch.dtype = torch.bfl
 
 
 def plan(sizes: SpanLimits, window: bool = False, pdl: bool = False) -> Build:
-    tables = ("slots", "starts", "lengths", "firsts", "num_sequences", "bins", "tasks", "entries", "rows", "num_rows")
-    integers = ("max_row_tokens", "window", "num_bins", "capacity")
+    shared = ("units", "paths", "num_units")
+    tables = ("slots", "starts", "lengths", "firsts", "num_sequences", *(shared if sizes.max_shared else ()))
+    tables += ("bins", "tasks", "entries", "rows", "num_rows", "shared_parts")
+    integers = ("max_row_tokens", "window", "num_bins", "capacity", "path_stride")
+    width = max(1 << (sizes.max_sequences - 1).bit_length(), 64)
     return Build(
         _plan,
         dict.fromkeys(tables, "*i32") | dict.fromkeys(integers, "i32"),
         {
             "TILE_KEYS": TILE,
             "TASK_TOKENS": sizes.tokens_per_task,
-            "BLOCK_B": max(1 << (sizes.max_sequences - 1).bit_length(), 64),
+            "BLOCK_B": width,
+            "BLOCK_U": width if sizes.max_shared else 0,
+            "DEPTH": MAX_DEPTH,
+            "PLACES": MAX_PLACE,
+            **({} if sizes.max_shared else dict.fromkeys(shared)),
             "BLOCK_BINS": 1 << sizes.num_bins.bit_length(),
             "HAS_WINDOW": window,
             "PDL": pdl,
@@ -127,5 +136,6 @@ def builds() -> list[Build]:
         merge(limits(LLAMA, sequences=1), sinks=True),
         merge(limits(LLAMA, sequences=256), pdl=True),
         plan(limits(LLAMA, sequences=512), pdl=True),
+        plan(replace(limits(LLAMA, rows=64, sequences=512), max_shared=1024), pdl=True),
         plan(limits(SMOL), window=True),
     ]

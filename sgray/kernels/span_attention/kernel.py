@@ -338,10 +338,10 @@ def _plan(
                         )  # fmt: skip
                 done += num_parts
         for index in range(most):
-            word = rows + (row + index) * 3
-            tl.store(word, first + chunk + index, mask=index < merged)
-            tl.store(word + 1, partial + index * all_parts, mask=index < merged)
-            tl.store(word + 2, all_parts, mask=index < merged)
+            listed = rows + (row + index) * 3
+            tl.store(listed, first + chunk + index, mask=index < merged)
+            tl.store(listed + 1, partial + index * all_parts, mask=index < merged)
+            tl.store(listed + 2, all_parts, mask=index < merged)
         past_tiles += tl.sum(tiles)
         past_tasks += tl.sum(parts)
         past_rows += tl.sum(merged)

@@ -20,6 +20,10 @@ Spans = Iterable[tuple[int, int, Sequence[int]]]
 behind those that hold earlier positions of its sequences; `begin` and `end` are multiples of the page size."""
 
 
+MIN_SHARE = 0.1
+"""The part of a decode's tiles that must be saved: wide tasks compute more for each tile, and more rows are merged."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharedUnits:
     """What `SharedTables` says, on the host. `tiles_saved`: tiles that are not read again for each sequence.
@@ -31,6 +35,11 @@ class SharedUnits:
     paths: dict[int, list[int]] = field(default_factory=dict)
     tiles_saved: int = 0
     num_read: int = 0
+
+    def pays(self, starts: Sequence[int]) -> bool:
+        """Whether a decode of sequences with so many keys is faster with these units than without any."""
+        num_tiles = sum(start // TILE + 1 for start in starts)
+        return self.tiles_saved > MIN_SHARE * num_tiles
 
     def write(self, units_U4: np.ndarray, paths_DB: np.ndarray) -> None:
         """Fills tables of `units_U4.shape[0]` units and `paths_DB.shape[1]` sequences."""
