@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend
 from sgray.bench.kernel_rig import Rig, Row, Sizes, largest_error, num_sets
 from sgray.bench.stopwatch import Call
 from sgray.kernels.batch import MAX_DEPTH, BatchTables, SharedTables
+from sgray.kernels.boxes import boxes_of
 from sgray.kernels.extend_attention import kernel as extend
 from sgray.kernels.extend_attention import reference as extend_reference
 from sgray.kernels.launch import features
@@ -203,6 +204,7 @@ def _span_calls(rig: Rig, step: PagedStep, work: SpanWork) -> list[Call]:
             work,
             step.out,
             scale=rig.sizes.head_dim**-0.5,
+            boxes=boxes_of(keys, values),
             pdl=rig.pdl,
         )
         for keys, values in step.pool.layers

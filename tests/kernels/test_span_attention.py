@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sgray.kernels.batch import MAX_DEPTH, BatchTables, SharedTables
+from sgray.kernels.boxes import boxes_of
 from sgray.kernels.span_attention import kernel, reference
 from sgray.kernels.span_attention.sharing import SharedUnits, share
 from sgray.kernels.span_attention.work import SpanLimits, SpanWork
@@ -149,7 +150,9 @@ def attend(module: ModuleType, case: Case, step: Step) -> Tensor:
     out = torch.full_like(step.query, NAN)
     rules = {"window": case.window, "softcap": case.softcap, "sinks_H": step.sinks}
     scale = case.head_dim**-0.5
-    module.attend_spans(step.query, step.keys, step.values, step.page_table, step.work, out, scale=scale, **rules)
+    boxes = boxes_of(step.keys, step.values)
+    given = (step.query, step.keys, step.values, step.page_table, step.work, out)
+    module.attend_spans(*given, scale=scale, boxes=boxes, **rules)
     return out
 
 
@@ -214,6 +217,17 @@ CASES = {
     "short extensions": Case(((60, 3), (0, 5), (100, 20)), 4, 1, num_sms=2, max_row_tokens=5),
     "verification": Case(((61, 8), (100, 5)), 2, 1, num_sms=2, max_row_tokens=8, rows=32, page_size=16),
     "wide tasks": Case(((61, 3), (0, 33)), 2, 1, num_sms=1, max_row_tokens=33, rows=64, dtype=torch.bfloat16),
+    "wide tasks in large pages": Case(
+        ((61, 3), (0, 33), (130, 1), (128, 5), (191, 2)),
+        2,
+        1,
+        num_sms=2,
+        max_row_tokens=33,
+        rows=64,
+        page_size=128,
+        dtype=torch.bfloat16,
+        window=100,
+    ),
     "window over chunks": Case(((90, 9), (0, 2)), 4, 1, num_sms=2, max_row_tokens=9, window=30, dtype=torch.bfloat16),
     "long ones left out": Case(((60, 2), (10, 1), (0, 5), (3, 1))),
     "shared": Case(((300, 1), (190, 1), (128, 1)), shared=((0, 128, (0, 1, 2)),)),

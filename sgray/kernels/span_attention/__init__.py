@@ -19,9 +19,10 @@ lengths to Stream-K (Osama et al., 2023); spans shared by sequences to Hydragen 
     a task holds.
 
 `attend_spans(query_THD, keys, values, page_table_SP, work, out_THD, *, scale, window=None, softcap=None, sinks_H=None,
-pdl=False)`
+boxes=None, pdl=False)`
     out = softmax(scale * q k^T) v for the planned rows; nothing else is written to `out`. `window` is that of the plan.
     `softcap` replaces a score x by softcap * tanh(x / softcap). `sinks_H` adds a logit to each head's denominator.
+    `boxes` (`sgray.kernels.boxes`) are the same keys and values for bulk loads, and may be left out.
 
 - `query_THD` and `out_THD`: (T, H, D), last dimension contiguous, otherwise any strides; not the same memory. bfloat16,
   float16 or float32, the type of `keys` and `values` too. Accumulated in float32.

@@ -14,19 +14,23 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgray.kernels.batch import MAX_DEPTH, MAX_PLACE, BatchTables
+from sgray.kernels.boxes import Boxes
 from sgray.kernels.span_attention.work import SHARED_BYTES, TILE, SpanLimits, SpanWork
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-1e30)  # finite: a row that sees nothing yet subtracts no infinities
 PLAN_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SpanConfig:
-    """How the attention kernel is built: keys a step of its loop, warps a program, tiles in flight."""
+    """How the attention kernel is built: keys a step of its loop, warps a program, tiles in flight, and whether whole
+    boxes are loaded if there are any: a wide task has more to do than to reckon with addresses."""
 
     block_keys: int
     num_warps: int
     num_stages: int
+    takes_boxes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ def choose(limits: SpanLimits, itemsize: int) -> SpanConfig:
         block_keys=TILE if itemsize == 2 else TILE // 2,
         num_warps=8 if limits.rows_per_task * width > 64 * 128 or itemsize > 2 else 4,
         num_stages=3 if is_deep else 2,
+        takes_boxes=limits.rows_per_task == 64 and itemsize == 2 and width == limits.head_dim,
     )
 
 
@@ -116,16 +121,19 @@ def attend_spans(
     window: int | None = None,
     softcap: float | None = None,
     sinks_H: Tensor | None = None,
+    boxes: Boxes | None = None,
     pdl: bool = False,
 ) -> None:
     """Attention of each planned row over the keys of all its tasks."""
     _check(query_THD, keys, values, page_table_SP, work.limits, out_THD)
     limits = work.limits
     config = choose(limits, keys.element_size())
+    has_boxes = boxes is not None and config.takes_boxes
     _attend[(limits.num_kv_heads, limits.num_bins)](
         query_THD,
         keys,
         values,
+        *(boxes if boxes is not None and has_boxes else (None, None)),
         page_table_SP,
         work.bins,
         work.tasks,
@@ -148,6 +156,7 @@ def attend_spans(
         PAGE=limits.page_size,
         ROWS=limits.rows_per_task,
         KEYS=config.block_keys,
+        HAS_BOXES=has_boxes,
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
         PDL=pdl,
@@ -290,18 +299,18 @@ def _plan(
     if BLOCK_U > 0:
         unit_slot = tl.load(unit, mask=is_unit, other=0)
         unit_tokens = tl.load(unit + 3, mask=is_unit, other=0)
-        at = tl.cumsum(unit_tiles) - unit_tiles
-        parts = tl.where(is_unit, (at + unit_tiles - 1) // share - at // share + 1, 0)
-        task = tl.cumsum(parts) - parts
-        for part in range(tl.max(parts)):
+        unit_at = tl.cumsum(unit_tiles) - unit_tiles
+        unit_parts = tl.where(is_unit, (unit_at + unit_tiles - 1) // share - unit_at // share + 1, 0)
+        unit_task = tl.cumsum(unit_parts) - unit_parts
+        for part in range(tl.max(unit_parts)):
             _cut(
-                bins, tasks, task, part, parts, unit_slot, unit_begin, unit_end,
-                at, unit_tiles, share, unit_tokens, TILE_KEYS,
+                bins, tasks, unit_task, part, unit_parts, unit_slot, unit_begin, unit_end,
+                unit_at, unit_tiles, share, unit_tokens, TILE_KEYS,
             )  # fmt: skip
-        tl.store(shared_parts + u * 2, task, mask=is_unit)
-        tl.store(shared_parts + u * 2 + 1, parts, mask=is_unit)
+        tl.store(shared_parts + u * 2, unit_task, mask=is_unit)
+        tl.store(shared_parts + u * 2 + 1, unit_parts, mask=is_unit)
         past_tiles += tl.sum(unit_tiles)
-        past_tasks += tl.sum(parts)
+        past_tasks += tl.sum(unit_parts)
         tl.debug_barrier()  # other threads read them
         for depth in tl.static_range(DEPTH):
             word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
@@ -379,6 +388,8 @@ def _attend(
     query,
     keys,
     values,
+    key_boxes,
+    value_boxes,
     page_table,
     bins,
     tasks,
@@ -403,6 +414,7 @@ def _attend(
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    HAS_BOXES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PDL: tl.constexpr,
@@ -436,7 +448,7 @@ def _attend(
         result = tl.where(partial < 0, -1, partial * HEADS + head)
         last = tl.where(is_row, tl.minimum(position, end - 1), -1)
         earliest = position - window
-        largest = tl.full([ROWS], -float("inf"), tl.float32)
+        largest = tl.full([ROWS], LOWEST, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, BLOCK_D], tl.float32)
         slot, next_begin, next_end, count, row, position, partial = _task(
@@ -444,30 +456,46 @@ def _attend(
         )
         for at in tl.range(begin, end, KEYS):
             # The next page's id is carried along: a load of it that this step's loads wait for halves the pipeline.
-            base = page * page_stride + kv_head * HEAD_DIM
+            current = page
             page = _pages(table, at + KEYS, n, end - 1, PAGE, KEYS)
-            # Unwritten memory may hold NaN: keys past the end are the last one again. A mask would take more registers.
-            token = tl.minimum(n, end - 1 - at)
-            if PAGE < KEYS:
-                base = base[:, None]
-                token = (token + at) & (PAGE - 1)
-            if PAGE > KEYS:
-                base += at % PAGE * (HEADS // GROUP * HEAD_DIM)
-            where = token[:, None] * (HEADS // GROUP * HEAD_DIM) + d[None, :]
-            k = tl.load(keys + base + where, mask=is_real, other=zero)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * unit
-            if HAS_SOFTCAP:
-                scores = softcap * LOG2_E * (1 - 2 / (1 + tl.exp2(scores)))  # tanh
-            is_seen = (at + n)[None, :] <= last[:, None]
+            # Unwritten memory may hold NaN, which no weight of zero takes back. A box ends with the last key, and what
+            # it holds before its page is zeros. Of single rows, those past the end are the last one again.
+            if HAS_BOXES:
+                key = tl.minimum(at, end - KEYS) + n
+                token = tl.minimum(at, end - KEYS) - at // PAGE * PAGE
+                k = key_boxes.load([current.to(tl.int32), token, kv_head * HEAD_DIM]).reshape(KEYS, HEAD_DIM)
+            else:
+                key = at + n
+                base = current * page_stride + kv_head * HEAD_DIM
+                token = tl.minimum(n, end - 1 - at)
+                if PAGE < KEYS:
+                    base = base[:, None]
+                    token = (token + at) & (PAGE - 1)
+                if PAGE > KEYS:
+                    base += at % PAGE * (HEADS // GROUP * HEAD_DIM)
+                where = token[:, None] * (HEADS // GROUP * HEAD_DIM) + d[None, :]
+                k = tl.load(keys + base + where, mask=is_real, other=zero)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+            is_seen = key[None, :] <= last[:, None]
+            if HAS_BOXES:
+                is_seen = is_seen & (key >= at)[None, :]
             if HAS_WINDOW:
-                is_seen = is_seen & ((at + n)[None, :] > earliest[:, None])
-            scores = tl.where(is_seen, scores, -float("inf"))
-            larger = tl.maximum(largest, tl.max(scores, 1))
-            anchor = tl.where(larger == -float("inf"), 0.0, larger)
-            weights = tl.exp2(scores - anchor[:, None])
-            decay = tl.exp2(largest - anchor)
+                is_seen = is_seen & (key[None, :] > earliest[:, None])
+            if HAS_SOFTCAP:
+                scores = softcap * LOG2_E * (1 - 2 / (1 + tl.exp2(scores * unit)))  # tanh
+                scores = tl.where(is_seen, scores, -float("inf"))
+                larger = tl.maximum(largest, tl.max(scores, 1))
+                weights = tl.exp2(scores - larger[:, None])
+            else:  # scaled here, where it is one multiply-add with the subtraction
+                scores = tl.where(is_seen, scores, -float("inf"))
+                larger = tl.maximum(largest, tl.max(scores, 1) * unit)
+                weights = tl.exp2(scores * unit - larger[:, None])
+            decay = tl.exp2(largest - larger)
             total = total * decay + tl.sum(weights, 1)
-            v = tl.load(values + base + where, mask=is_real, other=zero)
+            if HAS_BOXES:
+                v = value_boxes.load([current.to(tl.int32), token, kv_head * HEAD_DIM]).reshape(KEYS, HEAD_DIM)
+            else:
+                v = tl.load(values + base + where, mask=is_real, other=zero)
             mixed = tl.dot(weights.to(v.dtype), v, mixed * decay[:, None], input_precision="ieee")
             largest = larger
         if PDL:  # noqa: SIM102 (a constant and a number of the device cannot be one condition)
@@ -484,8 +512,8 @@ def _attend(
             mask=is_row & (result >= 0),
         )
         if sinks is not None:
-            anchor = tl.where(largest == -float("inf"), 0.0, largest)
             sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+            anchor = tl.where(total > 0, largest, 0.0)
             total += tl.where(result < 0, tl.exp2(sink - anchor), 0.0)
         mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(partials + result[:, None] * HEAD_DIM + d[None, :], mixed, mask=is_number & (result >= 0)[:, None])

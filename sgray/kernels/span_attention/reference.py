@@ -125,6 +125,7 @@ def attend_spans(
     window: int | None = None,
     softcap: float | None = None,
     sinks_H: Tensor | None = None,
+    boxes: object = None,
     pdl: bool = False,
 ) -> None:
     """Attention of each planned row over the keys of all its tasks at once, in float32."""

@@ -164,6 +164,7 @@ class KernelAttention:
                 out_THD,
                 scale=self._scale,
                 window=window,
+                boxes=pages.boxes,
                 pdl=self._has_pdl,
             )
         return out_THD.flatten(1)
