@@ -77,7 +77,10 @@ def units_of(case: Case) -> SharedUnits:
     slots, lengths = [2 * b + 1 for b in range(len(case.sequences))], [length for _, length in case.sequences]
     limits = limits_of(case)
     sizes = {"max_units": limits.max_shared, "max_read": limits.max_shared}
-    return share(case.shared, slots, lengths, tokens_per_task=limits.tokens_per_task, **sizes)
+    planned = [
+        (begin, end, [b for b in members if lengths[b] <= case.max_row_tokens]) for begin, end, members in case.shared
+    ]
+    return share(planned, slots, lengths, tokens_per_task=limits.tokens_per_task, **sizes)
 
 
 def shared_tables(case: Case, device: torch.device) -> SharedTables | None:
@@ -488,3 +491,43 @@ def test_sizes_without_a_kernel_are_refused(sizes: dict[str, int]) -> None:
     limits = limits_of(Case(((1, 1),)))
     with pytest.raises(ValueError, match=r"rows|page size"):
         replace(limits, **sizes)
+
+
+def random_tree(seed: int) -> Case:
+    """A batch of sequences with nested spans in common, and some that share nothing or extend by more than a task."""
+    draw = random.Random(seed)
+    page_size, dtype = draw.choice([(16, torch.float32), (64, torch.float32), (64, torch.bfloat16)])
+    rows = 64 if dtype == torch.bfloat16 else draw.choice([16, 32])
+    longest = draw.choice([1, 1, 2, 5])
+    count = draw.randint(2, 8)
+    starts, spans = [0] * count, []
+    groups = [(0, sorted(draw.sample(range(count), draw.randint(2, count))))]
+    while groups:
+        begin, members = groups.pop()
+        end = begin + page_size * draw.randint(1, 80 // page_size + 1)
+        spans.append((begin, end, tuple(members)))
+        for index in members:
+            starts[index] = end
+        cut = draw.randint(0, len(members))
+        groups += [(end, part) for part in (members[:cut], members[cut:]) if len(part) > 1 and draw.random() < 0.7]
+    sequences = [(start + draw.randint(0, 90), draw.randint(1, longest + 1)) for start in starts]
+    return Case(
+        tuple(sequences),
+        *draw.choice([(2, 1), (4, 2), (6, 2)]),
+        page_size=page_size,
+        rows=rows,
+        num_sms=draw.choice([1, 2, 5]),
+        max_row_tokens=longest,
+        dtype=dtype,
+        seed=seed,
+        shared=tuple(spans),
+    )
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_trees_read_once_give_the_dense_formula(seed: int, device: torch.device) -> None:
+    case = random_tree(seed)
+    by_kernel, by_reference = plans(case, device)
+    assert by_kernel == by_reference
+    step = make(case, device)
+    check(run(kernel, case, step), dense(case, step), TOLERANCE[case.dtype])

@@ -19,6 +19,7 @@ from sgray.kernels.span_attention.work import SHARED_BYTES, TILE, SpanLimits, Sp
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # finite: a row that sees nothing yet subtracts no infinities
+NEVER = tl.constexpr(2**30)  # a position that no row sees
 PLAN_WARPS = 4
 
 
@@ -43,14 +44,16 @@ class MergeConfig:
 
 
 def choose(limits: SpanLimits, itemsize: int) -> SpanConfig:
-    """Two tiles in flight while one is computed, where a multiprocessor has the memory."""
+    """Two tiles in flight while one is computed, where a multiprocessor has the memory. One where boxes are loaded:
+    each stage has a buffer then, and a second program on the multiprocessor is worth more than a third tile."""
     width = triton.next_power_of_2(limits.head_dim)
     is_deep = limits.program_bytes(depth=2) <= SHARED_BYTES
+    takes_boxes = limits.rows_per_task == 64 and itemsize == 2 and width == limits.head_dim
     return SpanConfig(
         block_keys=TILE if itemsize == 2 else TILE // 2,
         num_warps=8 if limits.rows_per_task * width > 64 * 128 or itemsize > 2 else 4,
-        num_stages=3 if is_deep else 2,
-        takes_boxes=limits.rows_per_task == 64 and itemsize == 2 and width == limits.head_dim,
+        num_stages=3 if is_deep and not takes_boxes else 2,
+        takes_boxes=takes_boxes,
     )
 
 
@@ -461,8 +464,9 @@ def _attend(
             # Unwritten memory may hold NaN, which no weight of zero takes back. A box ends with the last key, and what
             # it holds before its page is zeros. Of single rows, those past the end are the last one again.
             if HAS_BOXES:
-                key = tl.minimum(at, end - KEYS) + n
-                token = tl.minimum(at, end - KEYS) - at // PAGE * PAGE
+                first = tl.minimum(at, end - KEYS)
+                key = tl.where(first + n >= at, first + n, NEVER)
+                token = first - at // PAGE * PAGE
                 k = key_boxes.load([current.to(tl.int32), token, kv_head * HEAD_DIM]).reshape(KEYS, HEAD_DIM)
             else:
                 key = at + n
@@ -477,8 +481,6 @@ def _attend(
                 k = tl.load(keys + base + where, mask=is_real, other=zero)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee")
             is_seen = key[None, :] <= last[:, None]
-            if HAS_BOXES:
-                is_seen = is_seen & (key >= at)[None, :]
             if HAS_WINDOW:
                 is_seen = is_seen & (key[None, :] > earliest[:, None])
             if HAS_SOFTCAP:

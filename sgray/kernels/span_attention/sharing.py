@@ -43,7 +43,8 @@ class SharedUnits:
 
     def write(self, units_U4: np.ndarray, paths_DB: np.ndarray) -> None:
         """Fills tables of `units_U4.shape[0]` units and `paths_DB.shape[1]` sequences."""
-        units_U4[: len(self.units)] = self.units
+        if self.units:
+            units_U4[: len(self.units)] = self.units
         paths_DB[:] = -1
         for index, path in self.paths.items():
             paths_DB[: len(path), index] = path
