@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from sgray.bench import machine, report
 from sgray.bench.drive import request_ids
+from sgray.bench.offline import throughput_config
 from sgray.bench.step_limits import DecodeStep, group_of, limits_us
 from sgray.bench.workloads import Workload
 from sgray.errors import ConfigError
-from sgray.flags import add_config_flags, config_from
+from sgray.flags import add_config_flags
 from sgray.models.spec import ModelSpec
 from sgray.protocol import Request, SamplingParams
 
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     rig = Rig(device, full_sizes(), Stopwatch(device))
     ceilings = {"read_gb_s": read_gb_s(rig), "matmul_tflop_s": matmul_tflop_s(rig)}
     torch.cuda.empty_cache()
-    engine = Engine.load(config_from(arguments))
+    engine = Engine.load(throughput_config(arguments))
     document: dict[str, Any] = {}
     for batch in (int(size) for size in arguments.batches.split(",")):
         figures = summarise(_profile(engine, batch, arguments.length, arguments.prefix))

@@ -3,10 +3,10 @@
 A **task** is a span of keys (positions `[begin, end)` of one slot's page row), the query rows that read it, and where
 each row's result goes. A **bin** is a run of tasks that one program computes. `plan_spans` lays the keys of all
 sequences end to end and cuts them in equal bins, as many as programs run at once: how long a step takes depends on how
-many keys it reads, not on how they are spread over sequences. It writes bins and tasks once for all layers of a step.
-`attend_spans` computes them and merges the partial results of rows that several tasks read for. A task may be read by
-rows of several sequences, if the span is in the pages of them all: where `batch.shared` names such spans, the planner
-emits them first, and of every sequence what is left.
+many keys it reads, not on how they are spread over sequences. A shared span as long as a bin has bins of its own. It
+writes bins and tasks once for all layers of a step. `attend_spans` computes them and merges the partial results of rows
+that several tasks read for. A task may be read by rows of several sequences, if the span is in the pages of them all:
+where `batch.shared` names such spans, the planner emits them first, and of every sequence what is left.
 
 Split keys with a second kernel that merges go back to flash-decoding (Dao et al., 2023); equal shares whatever the
 lengths to Stream-K (Osama et al., 2023); spans shared by sequences to Hydragen (Juravsky et al., 2024).

@@ -213,7 +213,7 @@ def _units(
 
 
 @triton.jit
-def _cut(bins, tasks, task, part, parts, slot, origin, last, at, tiles, share, tokens, TILE_KEYS: tl.constexpr):
+def _cut(tasks, task, part, parts, slot, origin, last, at, tiles, share, tokens, TILE_KEYS: tl.constexpr):
     """Writes a part of each unit, which begins where its bin does, or else with the unit: cuts lie at multiples of the
     share. Of the tiles laid end to end, those of a unit begin at `at`; its keys are `[origin, last)`."""
     exists = part < parts
@@ -224,7 +224,13 @@ def _cut(bins, tasks, task, part, parts, slot, origin, last, at, tiles, share, t
     tl.store(word + 1, origin + (begin - at) * TILE_KEYS, mask=exists)
     tl.store(word + 2, tl.minimum(origin + (end - at) * TILE_KEYS, last), mask=exists)
     tl.store(word + 3, tokens, mask=exists)
-    tl.store(bins + at // share + part, task + part, mask=exists & (begin == (at // share + part) * share))
+
+
+@triton.jit
+def _begin(bins, task, part, parts, at, share):
+    """Of each unit, writes to the bins that begin with this part of it which task that is."""
+    number = at // share + part
+    tl.store(bins + number, task + part, mask=(part < parts) & (number * share >= at))
 
 
 @triton.jit
@@ -294,6 +300,7 @@ def _plan(
         origin, tiles, tokens = _units(start, length, chunk, own, window, TILE_KEYS, TASK_TOKENS, HAS_WINDOW)
         total += tl.sum(tiles)
     share = tl.maximum(tl.cdiv(total, num_bins), 1)
+    whole_bins = 0
     past_tiles = 0
     past_tasks = 0
     past_rows = 0
@@ -302,18 +309,36 @@ def _plan(
     if BLOCK_U > 0:
         unit_slot = tl.load(unit, mask=is_unit, other=0)
         unit_tokens = tl.load(unit + 3, mask=is_unit, other=0)
+        # A long unit has bins of its own: those of one span walk its keys side by side, and find them in the cache.
+        whole_parts = tl.where(unit_tiles >= share, tl.cdiv(unit_tiles, share + share // 2), 0)
+        whole_parts = tl.where(tl.sum(whole_parts) < num_bins, whole_parts, 0)
+        part_tiles = tl.maximum(tl.cdiv(unit_tiles, tl.maximum(whole_parts, 1)), 1)
+        whole_parts = tl.where(whole_parts > 0, tl.cdiv(unit_tiles, part_tiles), 0)
+        whole_bins += tl.sum(whole_parts)
+        whole_bin = tl.cumsum(whole_parts) - whole_parts
+        for part in range(tl.max(whole_parts)):
+            _cut(
+                tasks, whole_bin, part, whole_parts, unit_slot, unit_begin, unit_end,
+                0, unit_tiles, part_tiles, unit_tokens, TILE_KEYS,
+            )  # fmt: skip
+            tl.store(bins + whole_bin + part, whole_bin + part, mask=part < whole_parts)
+        total -= tl.sum(tl.where(whole_parts > 0, unit_tiles, 0))
+        share = tl.maximum(tl.cdiv(total, num_bins - whole_bins), 1)
+        bins += whole_bins
+        unit_tiles = tl.where(whole_parts > 0, 0, unit_tiles)
         unit_at = tl.cumsum(unit_tiles) - unit_tiles
-        unit_parts = tl.where(is_unit, (unit_at + unit_tiles - 1) // share - unit_at // share + 1, 0)
-        unit_task = tl.cumsum(unit_parts) - unit_parts
+        unit_parts = tl.where(unit_tiles > 0, (unit_at + unit_tiles - 1) // share - unit_at // share + 1, 0)
+        unit_task = whole_bins + tl.cumsum(unit_parts) - unit_parts
         for part in range(tl.max(unit_parts)):
             _cut(
-                bins, tasks, unit_task, part, unit_parts, unit_slot, unit_begin, unit_end,
+                tasks, unit_task, part, unit_parts, unit_slot, unit_begin, unit_end,
                 unit_at, unit_tiles, share, unit_tokens, TILE_KEYS,
             )  # fmt: skip
-        tl.store(shared_parts + u * 2, unit_task, mask=is_unit)
-        tl.store(shared_parts + u * 2 + 1, unit_parts, mask=is_unit)
+            _begin(bins, unit_task, part, unit_parts, unit_at, share)
+        tl.store(shared_parts + u * 2, tl.where(whole_parts > 0, whole_bin, unit_task), mask=is_unit)
+        tl.store(shared_parts + u * 2 + 1, whole_parts + unit_parts, mask=is_unit)
         past_tiles += tl.sum(unit_tiles)
-        past_tasks += tl.sum(unit_parts)
+        past_tasks += whole_bins + tl.sum(unit_parts)
         tl.debug_barrier()  # other threads read them
         for depth in tl.static_range(DEPTH):
             word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
@@ -330,7 +355,8 @@ def _plan(
         low = start + chunk
         most = tl.minimum(max_row_tokens, TASK_TOKENS)
         for part in range(tl.max(parts)):
-            _cut(bins, tasks, task, part, parts, slot, origin, low + tokens, at, tiles, share, tokens, TILE_KEYS)
+            _cut(tasks, task, part, parts, slot, origin, low + tokens, at, tiles, share, tokens, TILE_KEYS)
+            _begin(bins, task, part, parts, at, share)
             for index in range(most):
                 result = tl.where(all_parts > 1, partial + index * all_parts + before + part, -1)
                 present = (part < parts) & (index < tokens)
@@ -359,7 +385,7 @@ def _plan(
         past_rows += tl.sum(merged)
         past_partials += tl.sum(merged * all_parts)
     j = tl.arange(0, BLOCK_BINS)
-    tl.store(bins + j, past_tasks + j * 0, mask=(j >= tl.cdiv(total, share)) & (j <= num_bins))
+    tl.store(bins + j, past_tasks + j * 0, mask=(j >= tl.cdiv(total, share)) & (j <= num_bins - whole_bins))
     tl.store(num_rows, past_rows)
 
 

@@ -22,19 +22,23 @@ def plan_spans(
 ) -> None:
     """Cuts in equal shares what shared units read, then what sequences with 1 to `max_row_tokens` tokens do."""
     units = _shared_units(work, batch, max_row_tokens) if window is None else []
+    num_shared = len(units)
     units += _own_units(work, batch, units, max_row_tokens, window)
-    share = max(-(-sum(unit.tiles for unit in units) // work.limits.num_bins), 1)
-    bins: list[int] = []
-    cuts: list[tuple[_Unit, int, int]] = []
+    num_bins = work.limits.num_bins
+    share = max(-(-sum(unit.tiles for unit in units) // num_bins), 1)
+    cuts = _cut_whole(units[:num_shared], share, num_bins)
+    bins = list(range(len(cuts)))
+    whole = {id(unit) for unit, _, _ in cuts}
+    units_left = [unit for unit in units if id(unit) not in whole]
+    share = max(-(-sum(unit.tiles for unit in units_left) // (num_bins - len(cuts))), 1)
     at = 0
-    for unit in units:
+    for unit in units_left:
         places = [at, *range((at // share + 1) * share, at + unit.tiles, share), at + unit.tiles]
         for begin, end in itertools.pairwise(places):
             if begin % share == 0:
                 bins.append(len(cuts))
             cuts.append((unit, unit.begin + (begin - at) * TILE, min(unit.begin + (end - at) * TILE, unit.end)))
         at += unit.tiles
-    num_bins = work.limits.num_bins
     work.bins[: num_bins + 1] = torch.tensor(bins + [len(cuts)] * (num_bins + 1 - len(bins)))
     _write(work, cuts)
 
@@ -51,6 +55,21 @@ class _Unit:
     @property
     def tiles(self) -> int:
         return -(-(self.end - self.begin) // TILE)
+
+
+Cut = tuple[_Unit, int, int]
+
+
+def _cut_whole(units: list[_Unit], share: int, num_bins: int) -> list[Cut]:
+    """Units of a share or more in even parts, each of which is a bin of its own; none where no bin would be left."""
+    long = [(unit, -(-unit.tiles // (share + share // 2))) for unit in units if unit.tiles >= share]
+    if sum(parts for _, parts in long) >= num_bins:
+        return []
+    cuts: list[Cut] = []
+    for unit, parts in long:
+        step = -(-unit.tiles // parts) * TILE
+        cuts += [(unit, begin, min(begin + step, unit.end)) for begin in range(unit.begin, unit.end, step)]
+    return cuts
 
 
 def _sequences(batch: BatchTables) -> list[list[int]]:
@@ -92,10 +111,11 @@ def _own_units(
     return units
 
 
-def _write(work: SpanWork, cuts: list[tuple[_Unit, int, int]]) -> None:
-    """The tasks, and which rows have several of them: those are listed in the order in which their own keys are."""
+def _write(work: SpanWork, cuts: list[Cut]) -> None:
+    """The tasks, and which rows have several of them: those are listed in the order in which their own keys are, each
+    with its parts in order of the keys."""
     tasks_of: dict[int, list[int]] = defaultdict(list)
-    for task, (unit, _, _) in enumerate(cuts):
+    for task, (unit, _, _) in sorted(enumerate(cuts), key=lambda cut: cut[1][1]):
         for row, _ in unit.rows:
             tasks_of[row].append(task)
     order = list(dict.fromkeys(row for unit, _, _ in cuts for row, position in unit.rows if position < unit.end))

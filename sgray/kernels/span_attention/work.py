@@ -32,7 +32,7 @@ class SpanLimits:
     **Bounds.** A task holds E = rows_per_task // (H / K) tokens. A unit is what one task would be if nothing were cut:
     up to E tokens of a sequence, and the tiles of keys they read. B sequences with T tokens make at most
     units = min(T, B + T // E) of them. Laid end to end, their n tiles are cut at every multiple of
-    c >= n / num_bins, so in fewer than num_bins places. Hence
+    c >= n / num_bins, so in fewer than num_bins places; a unit that has m bins to itself is cut in m - 1. Hence
 
     - tasks: every unit begins one, every cut inside of a unit one more, so fewer than units + num_bins;
     - rows to merge: those of units with a cut, so at most min(T, E * num_bins);
