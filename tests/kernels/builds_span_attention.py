@@ -75,7 +75,7 @@ def attend(sizes: SpanLimits, dtype: torch.dtype = torch.bfloat16, *, sinks: boo
         if is_half
         else (),
         # 64 rows fill the registers; what does not fit is touched between tasks, not in the loop over keys.
-        max_stack=24 if sizes.rows_per_task == 64 and constants["PDL"] else 0,
+        max_stack=32 if sizes.rows_per_task == 64 and constants["PDL"] else 0,
         portable=not constants["PDL"],
     )
 

@@ -292,8 +292,8 @@ def _plan(
         unit_tiles = tl.cdiv(unit_end - unit_begin, TILE_KEYS)
         total += tl.sum(unit_tiles)
         for depth in tl.static_range(DEPTH):
-            path = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
-            own = tl.maximum(own, tl.load(units + path // PLACES * 4 + 2, mask=path >= 0, other=0))
+            word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
+            own = tl.maximum(own, tl.load(units + word // PLACES * 4 + 2, mask=word >= 0, other=0))
     for chunk in range(0, max_row_tokens, TASK_TOKENS):
         origin, tiles, tokens = _units(start, length, chunk, own, window, TILE_KEYS, TASK_TOKENS, HAS_WINDOW)
         total += tl.sum(tiles)
@@ -307,20 +307,25 @@ def _plan(
     if BLOCK_U > 0:
         unit_slot = tl.load(unit, mask=is_unit, other=0)
         unit_tokens = tl.load(unit + 3, mask=is_unit, other=0)
-        # A long unit has bins of its own: those of one span walk its keys side by side, and find them in the cache.
-        whole = unit_tiles // share
-        whole_bins += tl.sum(whole)
-        whole_task = tl.cumsum(whole) - whole
-        for part in range(tl.max(whole)):
+        # A long unit has bins of its own, up to half as long again as others: those of one span then walk its keys side
+        # by side and find them in the cache. Measured on an H200: 256 sequences over 8192 shared keys and 256 of their
+        # own take 173 us instead of 192 with bins of equal length.
+        whole_parts = tl.where(unit_tiles >= share, tl.cdiv(unit_tiles, share + share // 2), 0)
+        whole_parts = tl.where(tl.sum(whole_parts) < num_bins, whole_parts, 0)
+        part_tiles = tl.maximum(tl.cdiv(unit_tiles, tl.maximum(whole_parts, 1)), 1)
+        whole_parts = tl.where(whole_parts > 0, tl.cdiv(unit_tiles, part_tiles), 0)
+        whole_bins += tl.sum(whole_parts)
+        whole_bin = tl.cumsum(whole_parts) - whole_parts
+        for part in range(tl.max(whole_parts)):
             _cut(
-                tasks, whole_task, part, whole, unit_slot, unit_begin, unit_end,
-                0, whole * share, share, unit_tokens, TILE_KEYS,
+                tasks, whole_bin, part, whole_parts, unit_slot, unit_begin, unit_end,
+                0, unit_tiles, part_tiles, unit_tokens, TILE_KEYS,
             )  # fmt: skip
-            tl.store(bins + whole_task + part, whole_task + part, mask=part < whole)
+            tl.store(bins + whole_bin + part, whole_bin + part, mask=part < whole_parts)
+        total -= tl.sum(tl.where(whole_parts > 0, unit_tiles, 0))
+        share = tl.maximum(tl.cdiv(total, num_bins - whole_bins), 1)
         bins += whole_bins
-        total -= whole_bins * share
-        unit_begin += whole * share * TILE_KEYS
-        unit_tiles -= whole * share
+        unit_tiles = tl.where(whole_parts > 0, 0, unit_tiles)
         unit_at = tl.cumsum(unit_tiles) - unit_tiles
         unit_parts = tl.where(unit_tiles > 0, (unit_at + unit_tiles - 1) // share - unit_at // share + 1, 0)
         unit_task = whole_bins + tl.cumsum(unit_parts) - unit_parts
@@ -330,18 +335,14 @@ def _plan(
                 unit_at, unit_tiles, share, unit_tokens, TILE_KEYS,
             )  # fmt: skip
             _begin(bins, unit_task, part, unit_parts, unit_at, share)
-        word = shared_parts + u * 4
-        tl.store(word, whole_task, mask=is_unit)
-        tl.store(word + 1, whole, mask=is_unit)
-        tl.store(word + 2, unit_task, mask=is_unit)
-        tl.store(word + 3, unit_parts, mask=is_unit)
+        tl.store(shared_parts + u * 2, tl.where(whole_parts > 0, whole_bin, unit_task), mask=is_unit)
+        tl.store(shared_parts + u * 2 + 1, whole_parts + unit_parts, mask=is_unit)
         past_tiles += tl.sum(unit_tiles)
         past_tasks += whole_bins + tl.sum(unit_parts)
         tl.debug_barrier()  # other threads read them
         for depth in tl.static_range(DEPTH):
-            path = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
-            word = shared_parts + path // PLACES * 4
-            before += tl.load(word + 1, mask=path >= 0, other=0) + tl.load(word + 3, mask=path >= 0, other=0)
+            word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
+            before += tl.load(shared_parts + word // PLACES * 2 + 1, mask=word >= 0, other=0)
     for chunk in range(0, max_row_tokens, TASK_TOKENS):
         origin, tiles, tokens = _units(start, length, chunk, own, window, TILE_KEYS, TASK_TOKENS, HAS_WINDOW)
         at = past_tiles + tl.cumsum(tiles) - tiles
@@ -363,19 +364,17 @@ def _plan(
         if BLOCK_U > 0:
             done = tl.zeros([BLOCK_B], tl.int32)
             for depth in tl.static_range(DEPTH):
-                path = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
-                for kind in tl.static_range(2):  # the parts with bins of their own, and the others
-                    word = shared_parts + path // PLACES * 4 + 2 * kind
-                    shared_task = tl.load(word, mask=path >= 0, other=0)
-                    num_parts = tl.load(word + 1, mask=path >= 0, other=0)
-                    for part in range(tl.max(num_parts)):
-                        for index in range(most):
-                            _enter(
-                                entries, shared_task + part, path % PLACES + index, first + chunk + index, low + index,
-                                partial + index * all_parts + done + part, (part < num_parts) & (index < tokens),
-                                TASK_TOKENS,
-                            )  # fmt: skip
-                    done += num_parts
+                word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
+                shared_task = tl.load(shared_parts + word // PLACES * 2, mask=word >= 0, other=0)
+                num_parts = tl.load(shared_parts + word // PLACES * 2 + 1, mask=word >= 0, other=0)
+                for part in range(tl.max(num_parts)):
+                    for index in range(most):
+                        _enter(
+                            entries, shared_task + part, word % PLACES + index, first + chunk + index, low + index,
+                            partial + index * all_parts + done + part, (part < num_parts) & (index < tokens),
+                            TASK_TOKENS,
+                        )  # fmt: skip
+                done += num_parts
         for index in range(most):
             listed = rows + (row + index) * 3
             tl.store(listed, first + chunk + index, mask=index < merged)

@@ -26,21 +26,19 @@ def plan_spans(
     units += _own_units(work, batch, units, max_row_tokens, window)
     num_bins = work.limits.num_bins
     share = max(-(-sum(unit.tiles for unit in units) // num_bins), 1)
-    whole = [(unit, unit.tiles // share) for unit in units[:num_shared]]
-    cuts: list[Cut] = []
-    for unit, count in whole:
-        edges = [unit.begin + index * share * TILE for index in range(count + 1)]
-        cuts += [(unit, begin, min(end, unit.end)) for begin, end in itertools.pairwise(edges)]
+    cuts = _cut_whole(units[:num_shared], share, num_bins)
     bins = list(range(len(cuts)))
+    whole = {id(unit) for unit, _, _ in cuts}
+    units_left = [unit for unit in units if id(unit) not in whole]
+    share = max(-(-sum(unit.tiles for unit in units_left) // (num_bins - len(cuts))), 1)
     at = 0
-    for unit, count in [*whole, *((unit, 0) for unit in units[num_shared:])]:
-        origin, tiles = unit.begin + count * share * TILE, unit.tiles - count * share
-        places = [at, *range((at // share + 1) * share, at + tiles, share), at + tiles]
-        for begin, end in itertools.pairwise(places if tiles else []):
+    for unit in units_left:
+        places = [at, *range((at // share + 1) * share, at + unit.tiles, share), at + unit.tiles]
+        for begin, end in itertools.pairwise(places):
             if begin % share == 0:
                 bins.append(len(cuts))
-            cuts.append((unit, origin + (begin - at) * TILE, min(origin + (end - at) * TILE, unit.end)))
-        at += tiles
+            cuts.append((unit, unit.begin + (begin - at) * TILE, min(unit.begin + (end - at) * TILE, unit.end)))
+        at += unit.tiles
     work.bins[: num_bins + 1] = torch.tensor(bins + [len(cuts)] * (num_bins + 1 - len(bins)))
     _write(work, cuts)
 
@@ -60,6 +58,18 @@ class _Unit:
 
 
 Cut = tuple[_Unit, int, int]
+
+
+def _cut_whole(units: list[_Unit], share: int, num_bins: int) -> list[Cut]:
+    """Units of a share or more in even parts, each of which is a bin of its own; none where no bin would be left."""
+    long = [(unit, -(-unit.tiles // (share + share // 2))) for unit in units if unit.tiles >= share]
+    if sum(parts for _, parts in long) >= num_bins:
+        return []
+    cuts: list[Cut] = []
+    for unit, parts in long:
+        step = -(-unit.tiles // parts) * TILE
+        cuts += [(unit, begin, min(begin + step, unit.end)) for begin in range(unit.begin, unit.end, step)]
+    return cuts
 
 
 def _sequences(batch: BatchTables) -> list[list[int]]:

@@ -32,8 +32,7 @@ class SpanLimits:
     **Bounds.** A task holds E = rows_per_task // (H / K) tokens. A unit is what one task would be if nothing were cut:
     up to E tokens of a sequence, and the tiles of keys they read. B sequences with T tokens make at most
     units = min(T, B + T // E) of them. Laid end to end, their n tiles are cut at every multiple of
-    c >= n / num_bins, so in fewer than num_bins places; a unit that has bins to itself is cut at most once for each.
-    Hence
+    c >= n / num_bins, so in fewer than num_bins places; a unit that has m bins to itself is cut in m - 1. Hence
 
     - tasks: every unit begins one, every cut inside of a unit one more, so fewer than units + num_bins;
     - rows to merge: those of units with a cut, so at most min(T, E * num_bins);
@@ -105,9 +104,9 @@ class SpanWork:
     `bins`: the first task of each bin and, last, the number of tasks; a bin's tasks are neighbours. `tasks`: (task, 4)
     of slot, begin, end, number of entries. `entries`: (task, E, 3) of query row, that row's position, partial, which is
     -1 where the task is the row's only one. `rows`: (row, 3) of query row, first partial, number of partials, which are
-    neighbours; rows with one task are not listed. `num_rows_1`: how many are. `parts`: (shared unit, 4) of first task,
-    number of tasks, for the planner alone: those with bins of their own, and the others. All int32. `partials`:
-    (partial, H, D) results of single tasks; `sums`: (partial, H) base-2 logarithms of their sums of exponentials; both float32.
+    neighbours; rows with one task are not listed. `num_rows_1`: how many are. `parts`: (shared unit, 2) of first task,
+    number of tasks, for the planner alone. All int32. `partials`: (partial, H, D)
+    results of single tasks; `sums`: (partial, H) base-2 logarithms of their sums of exponentials; both float32.
     """
 
     limits: SpanLimits
@@ -137,7 +136,7 @@ class SpanWork:
             entries=integers(limits.max_tasks, limits.tokens_per_task, 3),
             rows=integers(limits.max_merged, 3),
             num_rows_1=integers(1),
-            parts=integers(max(limits.max_shared, 1), 4),
+            parts=integers(max(limits.max_shared, 1), 2),
             partials=numbers(limits.max_partials, limits.num_heads, limits.head_dim),
             sums=numbers(limits.max_partials, limits.num_heads),
         )
