@@ -1,0 +1,168 @@
+"""Two engines, and answers that go on at the other one when theirs is killed, stopped or sent away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from sgray.config import DEFAULT_MODEL
+
+Deploy = Callable[[Mapping[str, Any]], Any]
+Json = dict[str, Any]
+
+LINE = {
+    "type": "object",
+    "properties": {"names": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 20}},
+    "required": ["names"],
+    "additionalProperties": False,
+}
+ROW = {"type": "json_schema", "json_schema": {"name": "row", "schema": LINE, "strict": True}}
+PICK = {"type": "function", "function": {"name": "pick", "parameters": LINE}}
+
+
+def calls(salt: str) -> dict[str, tuple[str, Json]]:
+    """One call of each kind, with answers of about a hundred tokens; `salt` makes them differ from other tests'."""
+
+    def chat(text: str, **more: Any) -> tuple[str, Json]:
+        messages = [{"role": "user", "content": f"{salt}. {text}"}]
+        return "/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 90} | more
+
+    def text(prompt: str, **more: Any) -> tuple[str, Json]:
+        return "/v1/completions", {"prompt": f"{salt}. {prompt}", "temperature": 0, "max_tokens": 90} | more
+
+    return {
+        "greedy": chat("Tell me a long story about a river.", ignore_eos=True),
+        "seeded": text("The sea is", temperature=1, seed=11, ignore_eos=True),
+        "penalised": text("One, two,", frequency_penalty=0.8, presence_penalty=0.3, ignore_eos=True),
+        "scored": text("The best of all", logprobs=2, max_tokens=60, ignore_eos=True),
+        "json": chat("Name twenty towns in JSON.", response_format=ROW),
+        "several": text("My friend", n=2, temperature=1, seed=5, ignore_eos=True, max_tokens=60),
+        "tool": chat("Pick twenty names.", tools=[PICK], tool_choice="required"),
+        "cut": chat("Count: 1, 2, 3 and so on.", stop=["zebra"], min_tokens=80),
+    }
+
+
+@dataclass
+class Told:
+    """What a caller was told, put together."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    scores: list[float] = field(default_factory=list)
+    usage: Json = field(default_factory=dict)
+    num_events: int = 0
+
+    def take(self, event: Json) -> None:
+        assert "error" not in event, event
+        self.num_events += 1
+        self.usage = event.get("usage") or self.usage
+        for choice in event["choices"]:
+            index, delta = choice["index"], choice.get("delta") or {}
+            called = "".join(call["function"].get("arguments") or "" for call in delta.get("tool_calls") or [])
+            piece = choice.get("text") or delta.get("content") or called
+            self.texts[index] = self.texts.get(index, "") + piece
+            if choice["finish_reason"]:
+                assert index not in self.reasons
+                self.reasons[index] = choice["finish_reason"]
+            self.scores += (choice.get("logprobs") or {}).get("token_logprobs") or []
+
+    def same_as(self, other: Told) -> bool:
+        counts = [(one.usage["prompt_tokens"], one.usage["completion_tokens"]) for one in (self, other)]
+        return (self.texts, self.reasons, counts[0]) == (
+            other.texts,
+            other.reasons,
+            counts[1],
+        ) and self.scores == pytest.approx(other.scores, abs=1e-3)
+
+
+class Caller:
+    """Streams calls and keeps what it was told."""
+
+    def __init__(self, url: str, client: httpx.AsyncClient) -> None:
+        self.url = url
+        self.client = client
+        self.told: dict[str, Told] = {}
+
+    async def stream(self, name: str, call: tuple[str, Json]) -> Told:
+        path, body = call
+        told = self.told[name] = Told()
+        body = {"model": DEFAULT_MODEL, "stream": True, "stream_options": {"include_usage": True}} | body
+        async with self.client.stream("POST", self.url + path, json=body) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    told.take(json.loads(line.removeprefix("data: ")))
+        return told
+
+    async def all(self, wanted: dict[str, tuple[str, Json]]) -> dict[str, Told]:
+        told = await asyncio.gather(*(self.stream(name, call) for name, call in wanted.items()))
+        return dict(zip(wanted, told, strict=True))
+
+    async def have_begun(self, num_calls: int, num_events: int = 6) -> None:
+        while len(self.told) < num_calls or min(one.num_events for one in self.told.values()) < num_events:
+            await asyncio.sleep(0.02)
+
+
+def replica_pids() -> list[int]:
+    """The engine replicas' processes; all are children of this one, by way of Ray's own."""
+    return [
+        process.pid
+        for process in psutil.Process().children(recursive=True)
+        if "ServeReplica:sgray:LLMReplica" in " ".join(process.cmdline())
+    ]
+
+
+@pytest.fixture(scope="module")
+def service(deploy: Deploy) -> Any:
+    return deploy({"min_replicas": 2, "max_replicas": 2})
+
+
+def disturbed(service: Any, salt: str, disturb: Callable[[], None]) -> None:
+    """Every kind of call equals itself undisturbed when something happens to a replica in its middle."""
+    wanted = calls(salt)
+
+    async def run() -> tuple[dict[str, Told], dict[str, Told], httpx.Response]:
+        async with httpx.AsyncClient(timeout=120) as client:
+            caller = Caller(service.url, client)
+            before = await caller.all(wanted)
+            caller.told.clear()
+            running = asyncio.ensure_future(caller.all(wanted))
+            begun = asyncio.ensure_future(caller.have_begun(len(wanted)))
+            await asyncio.wait({running, begun}, return_when="FIRST_COMPLETED")
+            assert not running.done(), "they were too short to be disturbed"
+            disturb()
+            new = await client.post(f"{service.url}/v1/completions", json=whole_call(salt))
+            return before, await running, new
+
+    before, after, new = asyncio.run(run())
+    assert new.status_code == 200, new.text
+    assert [name for name in before if not after[name].same_as(before[name])] == [], (before, after)
+
+
+def whole_call(salt: str) -> Json:
+    return {"model": DEFAULT_MODEL, "prompt": f"{salt}: and a new call", "max_tokens": 4, "temperature": 0}
+
+
+def test_pub_126_answers_go_on_elsewhere_when_their_replica_is_killed(service: Any) -> None:
+    pids = replica_pids()
+    assert len(pids) == 2
+    assert all(pid > 1 for pid in pids)
+
+    def kill() -> None:
+        running = service.figures()["sgray:num_running_reqs"]
+        assert min(running.values()) > 0, running
+        os.kill(pids[0], signal.SIGKILL)
+
+    disturbed(service, "killed", kill)
+    service.until(lambda: len(replica_pids()) == 2, "the dead replica is replaced", 90)
+    service.until(lambda: len(service.figures()["sgray:num_running_reqs"]) == 2, "the new replica is linked", 30)
+    service.assert_idle()
