@@ -29,26 +29,29 @@ ROW = {"type": "json_schema", "json_schema": {"name": "row", "schema": LINE, "st
 PICK = {"type": "function", "function": {"name": "pick", "parameters": LINE}}
 
 
-def calls(salt: str) -> dict[str, tuple[str, Json]]:
-    """One call of each kind, with answers of about a hundred tokens; `salt` makes them differ from other tests'."""
+def calls() -> dict[str, tuple[str, Json]]:
+    """One call of each kind, with answers of some fifty tokens."""
 
     def chat(text: str, **more: Any) -> tuple[str, Json]:
-        messages = [{"role": "user", "content": f"{salt}. {text}"}]
-        return "/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 90} | more
+        messages = [{"role": "user", "content": text}]
+        return "/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 60} | more
 
     def text(prompt: str, **more: Any) -> tuple[str, Json]:
-        return "/v1/completions", {"prompt": f"{salt}. {prompt}", "temperature": 0, "max_tokens": 90} | more
+        return "/v1/completions", {"prompt": prompt, "temperature": 0, "max_tokens": 60} | more
 
     return {
         "greedy": chat("Tell me a long story about a river.", ignore_eos=True),
         "seeded": text("The sea is", temperature=1, seed=11, ignore_eos=True),
         "penalised": text("One, two,", frequency_penalty=0.8, presence_penalty=0.3, ignore_eos=True),
-        "scored": text("The best of all", logprobs=2, max_tokens=60, ignore_eos=True),
+        "scored": text("The best of all", logprobs=2, max_tokens=40, ignore_eos=True),
         "json": chat("Name twenty towns in JSON.", response_format=ROW),
-        "several": text("My friend", n=2, temperature=1, seed=5, ignore_eos=True, max_tokens=60),
+        "several": text("My friend", n=2, temperature=1, seed=5, ignore_eos=True, max_tokens=40),
         "tool": chat("Pick twenty names.", tools=[PICK], tool_choice="required"),
-        "cut": chat("Count: 1, 2, 3 and so on.", stop=["zebra"], min_tokens=80),
+        "cut": chat("Count: 1, 2, 3 and so on.", stop=["zebra"], min_tokens=50),
     }
+
+
+CALLS = calls()
 
 
 @dataclass
@@ -126,43 +129,75 @@ def service(deploy: Deploy) -> Any:
     return deploy({"min_replicas": 2, "max_replicas": 2})
 
 
-def disturbed(service: Any, salt: str, disturb: Callable[[], None]) -> None:
-    """Every kind of call equals itself undisturbed when something happens to a replica in its middle."""
-    wanted = calls(salt)
+@pytest.fixture(scope="module")
+def undisturbed(service: Any) -> dict[str, Told]:
+    """What the calls are told when nothing happens."""
 
-    async def run() -> tuple[dict[str, Told], dict[str, Told], httpx.Response]:
+    async def run() -> dict[str, Told]:
+        async with httpx.AsyncClient(timeout=120) as client:
+            return await Caller(service.url, client).all(CALLS)
+
+    return asyncio.run(run())
+
+
+def disturbed(service: Any, disturb: Callable[[], None]) -> dict[str, Told]:
+    """What they are told when something happens in their middle, after which a new call is answered as well."""
+
+    async def run() -> dict[str, Told]:
         async with httpx.AsyncClient(timeout=120) as client:
             caller = Caller(service.url, client)
-            before = await caller.all(wanted)
-            caller.told.clear()
-            running = asyncio.ensure_future(caller.all(wanted))
-            begun = asyncio.ensure_future(caller.have_begun(len(wanted)))
+            running = asyncio.ensure_future(caller.all(CALLS))
+            begun = asyncio.ensure_future(caller.have_begun(len(CALLS)))
             await asyncio.wait({running, begun}, return_when="FIRST_COMPLETED")
             assert not running.done(), "they were too short to be disturbed"
-            disturb()
-            new = await client.post(f"{service.url}/v1/completions", json=whole_call(salt))
-            return before, await running, new
+            await asyncio.to_thread(disturb)
+            new = {"model": DEFAULT_MODEL, "prompt": "And a new call:", "max_tokens": 4}
+            answer = await client.post(f"{service.url}/v1/completions", json=new)
+            assert answer.status_code == 200, answer.text
+            return await running
 
-    before, after, new = asyncio.run(run())
-    assert new.status_code == 200, new.text
-    assert [name for name in before if not after[name].same_as(before[name])] == [], (before, after)
-
-
-def whole_call(salt: str) -> Json:
-    return {"model": DEFAULT_MODEL, "prompt": f"{salt}: and a new call", "max_tokens": 4, "temperature": 0}
+    return asyncio.run(run())
 
 
-def test_pub_126_answers_go_on_elsewhere_when_their_replica_is_killed(service: Any) -> None:
+def assert_same(told: dict[str, Told], undisturbed: dict[str, Told]) -> None:
+    others = {name: (told[name], one) for name, one in undisturbed.items() if not told[name].same_as(one)}
+    assert not others
+
+
+def busy_pids(service: Any) -> list[int]:
+    """Both replicas' processes; both have something to do."""
+    running = service.figures()["sgray:num_running_reqs"]
+    assert min(running.values()) > 0, running
     pids = replica_pids()
     assert len(pids) == 2
-    assert all(pid > 1 for pid in pids)
+    return pids
 
-    def kill() -> None:
-        running = service.figures()["sgray:num_running_reqs"]
-        assert min(running.values()) > 0, running
-        os.kill(pids[0], signal.SIGKILL)
 
-    disturbed(service, "killed", kill)
+def test_pub_126_answers_go_on_elsewhere_when_their_replica_is_killed(
+    service: Any, undisturbed: dict[str, Told]
+) -> None:
+    told = disturbed(service, lambda: os.kill(busy_pids(service)[0], signal.SIGKILL))
+    assert_same(told, undisturbed)
     service.until(lambda: len(replica_pids()) == 2, "the dead replica is replaced", 90)
     service.until(lambda: len(service.figures()["sgray:num_running_reqs"]) == 2, "the new replica is linked", 30)
     service.assert_idle()
+
+
+def test_answers_go_on_elsewhere_when_their_replica_falls_silent_and_it_may_come_back(
+    service: Any, undisturbed: dict[str, Told]
+) -> None:
+    stopped: list[int] = []
+
+    def stop() -> None:
+        stopped.append(busy_pids(service)[1])
+        os.kill(stopped[0], signal.SIGSTOP)
+
+    try:
+        told = disturbed(service, stop)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    assert_same(told, undisturbed)
+    service.until(lambda: len(service.figures()["sgray:num_running_reqs"]) == 2, "it is linked again", 30)
+    service.assert_idle()
+    assert stopped[0] in replica_pids(), "a pause is no reason to replace it"
