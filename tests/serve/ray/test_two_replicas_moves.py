@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from sgray.config import DEFAULT_MODEL
 
-Deploy = Callable[[Mapping[str, Any]], Any]
+Deploy = Callable[..., Any]
 Json = dict[str, Any]
 
 LINE = {
@@ -201,3 +202,106 @@ def test_answers_go_on_elsewhere_when_their_replica_falls_silent_and_it_may_come
     service.until(lambda: len(service.figures()["sgray:num_running_reqs"]) == 2, "it is linked again", 30)
     service.assert_idle()
     assert stopped[0] in replica_pids(), "a pause is no reason to replace it"
+
+
+def test_pub_128_streams_end_and_calls_are_answered_while_another_configuration_takes_over(
+    service: Any, undisturbed: dict[str, Told], deploy: Deploy
+) -> None:
+    statuses: list[int] = []
+    is_over = threading.Event()
+
+    def keep_calling() -> None:
+        body = {"model": DEFAULT_MODEL, "prompt": "And a new call:", "max_tokens": 2}
+        with httpx.Client(timeout=60) as client:
+            while not is_over.wait(0.2):
+                statuses.append(client.post(f"{service.url}/v1/completions", json=body).status_code)
+
+    caller = threading.Thread(target=keep_calling)
+
+    def redeploy() -> None:
+        caller.start()
+        one = {"min_replicas": 1, "max_replicas": 1}
+        deploy(one, {"max_running_requests": 1, "max_queued_requests": 1}, in_place=True)
+
+    try:
+        told = disturbed(service, redeploy)
+    finally:
+        is_over.set()
+        caller.join()
+    assert_same(told, undisturbed)
+    assert len(statuses) > 5 and set(statuses) <= {200}, statuses
+
+
+@pytest.fixture
+def narrow(deploy: Deploy) -> Any:
+    """One replica that runs one request and lets one wait."""
+    return deploy({"min_replicas": 1, "max_replicas": 1}, {"max_running_requests": 1, "max_queued_requests": 1})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_pub_129_what_is_too_much_is_refused_before_anything_is_answered(narrow: Any, stream: bool) -> None:
+    async def run() -> list[httpx.Response]:
+        async with httpx.AsyncClient(timeout=60) as client:
+            body = narrow.body("Tell me a story.", max_tokens=16, ignore_eos=True, stream=stream)
+            return await asyncio.gather(
+                *(client.post(f"{narrow.url}/v1/chat/completions", json=body) for _ in range(5))
+            )
+
+    answers = asyncio.run(run())
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503, 503]
+    for answer in answers:
+        if answer.status_code == 503:
+            assert answer.json()["error"]["code"] == "overloaded"
+            assert int(answer.headers["retry-after"]) >= 1
+        else:
+            assert '"error"' not in answer.text
+            assert '"finish_reason":"length"' in answer.text.replace(" ", "")
+    whole = narrow.openai(max_retries=8).chat.completions.create(**narrow.body("Again.", max_tokens=2))
+    assert whole.choices[0].finish_reason == "length"
+    narrow.assert_idle()
+
+
+def test_pub_130_clients_that_leave_at_any_time_leave_nothing_behind(narrow: Any) -> None:
+    address = ("127.0.0.1", httpx.URL(narrow.url).port)
+    body = json.dumps(narrow.body("Tell me a long story.", max_tokens=1000, ignore_eos=True, stream=True)).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    ).encode()
+
+    async def leave(sent: bytes, *, reads: bool) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(sent)
+        await writer.drain()
+        if reads:
+            await reader.readuntil(b"data: ")
+        else:
+            await asyncio.sleep(0.01)
+        writer.close()
+        await writer.wait_closed()
+
+    async def run() -> None:
+        for _ in range(10):
+            half = head + body[: len(body) // 2]
+            await asyncio.gather(*(leave(half, reads=False) for _ in range(10)))  # in the middle of its own body
+        for _ in range(50):
+            await asyncio.gather(*(leave(head + body, reads=False) for _ in range(2)))  # at work or in the queue
+        for _ in range(100):
+            await leave_in_midstream(narrow, leave, head + body)
+
+    asyncio.run(run())
+    narrow.assert_idle()
+    answer = httpx.post(f"{narrow.url}/v1/chat/completions", json=narrow.body("Hi", max_tokens=2), timeout=10)
+    assert answer.status_code == 200
+
+
+async def leave_in_midstream(service: Any, leave: Callable[..., Any], call: bytes) -> None:
+    """Leave once the answer has begun; whoever was there before may still be on its way out of the queue."""
+    for _ in range(50):
+        try:
+            await leave(call, reads=True)
+        except asyncio.IncompleteReadError:
+            await asyncio.sleep(0.05)
+        else:
+            return
+    raise AssertionError("those who left still keep others out")
