@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,36 +49,4 @@ def test_from_none_to_two_and_back_without_a_refusal(service: Any) -> None:
 
     assert asyncio.run(load()) == [200] * 9
     service.until(lambda: num_running() == 2, "the load has brought a second replica", 20)
-    calls = [service.body(f"Story {index}", max_tokens=250, ignore_eos=True) for index in (3, 4)]
-    told = asyncio.run(streamed(service, calls))
     service.until(lambda: num_running() == 0, "idle replicas are gone", 60)
-    client = service.openai(max_retries=0)
-    for call, text in zip(calls, told, strict=True):
-        extra = {"ignore_eos": call.pop("ignore_eos")}
-        whole = client.chat.completions.create(**call, extra_body=extra).choices[0]
-        assert (whole.message.content, whole.finish_reason) == (text, "length")
-
-
-async def streamed(service: Any, calls: list[dict[str, Any]]) -> list[str]:
-    """The texts of streams, one on each replica, of which one is sent away meanwhile."""
-
-    async def read(client: httpx.AsyncClient, call: dict[str, Any]) -> str:
-        text = ""
-        async with client.stream("POST", f"{service.url}/v1/chat/completions", json=call | {"stream": True}) as answer:
-            async for line in answer.aiter_lines():
-                if line.startswith("data: {"):
-                    [choice] = json.loads(line.removeprefix("data: "))["choices"]
-                    text += choice["delta"].get("content") or ""
-        assert choice["finish_reason"] == "length"
-        return text
-
-    async with httpx.AsyncClient(timeout=120) as client:
-        reading = asyncio.gather(*(read(client, call) for call in calls))
-        running: dict[str, float] = {}
-        while len(running) < 2 or not all(running.values()):
-            await asyncio.sleep(0.1)
-            running = (await asyncio.to_thread(service.figures))["sgray:num_running_reqs"]
-        while num_running() == 2:
-            assert not reading.done(), "nobody was sent away in time"
-            await asyncio.sleep(0.1)
-        return list(await reading)
