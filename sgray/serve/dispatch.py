@@ -25,7 +25,8 @@ from sgray.errors import (
     RequestTooLargeError,
     SgrayError,
 )
-from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Load, Request, namespace_key, page_hashes
+from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Finish, Load, Request, namespace_key, page_hashes
+from sgray.serve.call_names import is_of_call
 from sgray.serve.frames import LinkLimits
 from sgray.serve.link import ReplicaLink
 from sgray.serve.moves import Journey
@@ -68,6 +69,8 @@ class Dispatcher:
         self._link_limits = link_limits or LinkLimits(dead_after_beats=SILENT_BEATS)
         self._random = random.Random(random_seed)
         self._members: dict[str, _Member] = {}
+        self._retired: set[_Member] = set()  # as long as they have streams
+        self._unplaced: set[Journey] = set()
         self._router: Router | None = None  # needs the page size, which the first replica tells
         self._info: EngineInfo | None = None
         self._joined = asyncio.Event()
@@ -97,7 +100,9 @@ class Dispatcher:
     def set_replicas(self, endpoints: Mapping[str, Endpoint]) -> None:
         """These are the replicas now. One that left gets no new request; its streams go on while it lasts."""
         for name in [name for name, member in self._members.items() if endpoints.get(name) != member.endpoint]:
-            self._members.pop(name).retire()
+            member = self._members.pop(name)
+            self._retired.add(member)
+            member.retire()
         for name, endpoint in endpoints.items():
             if name not in self._members:
                 self._members[name] = _Member(self, name, endpoint, self._link_limits)
@@ -113,7 +118,11 @@ class Dispatcher:
         journey = Journey(request, self._random.getrandbits(63))
         busy: set[str] = set()
         while True:
-            member, ticket = await self._place(journey, busy)
+            place = await self._place(journey, busy)
+            if place is None:
+                yield Delta(request.id, finish=Finish("abort"))
+                return
+            member, ticket = place
             link, stream = member.link, _Stream()
             try:
                 link.submit(journey.request, stream.put)
@@ -138,8 +147,11 @@ class Dispatcher:
 
     def abort_calls(self, name: str | None) -> None:
         """Stop the calls of this name at all replicas, or all calls; those also of other ingresses."""
-        for member in self._members.values():
+        for member in (*self._members.values(), *self._retired):
             member.link.abort_calls(name)
+        for journey in self._unplaced:
+            journey.is_aborted |= name is None or is_of_call(journey.request.id, name)
+        self._joined.set()
 
     async def flush(self) -> list[str]:
         """Empty the prefix cache of every connected replica; the names of those where that was not possible."""
@@ -153,10 +165,11 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Close all links; running streams get an error."""
-        for member in self._members.values():
+        for member in (*self._members.values(), *self._retired):
             member.retire()
             member.link.close()
         self._members.clear()
+        self._retired.clear()
 
     def _go_on(self, journey: Journey, member: _Member, error: SgrayError, busy: set[str]) -> None:
         """Prepare for the next replica after this error, or raise it."""
@@ -175,11 +188,18 @@ class Dispatcher:
         else:
             raise error
 
-    async def _place(self, journey: Journey, busy: set[str]) -> tuple[_Member, Ticket]:
-        """Choose a replica and book the choice, without giving up the loop if one is there."""
+    async def _place(self, journey: Journey, busy: set[str]) -> tuple[_Member, Ticket] | None:
+        """Choose a replica and book the choice, without giving up the loop if one is there; None if it is aborted."""
+        self._unplaced.add(journey)
+        try:
+            return await self._placed(journey, busy)
+        finally:
+            self._unplaced.discard(journey)
+
+    async def _placed(self, journey: Journey, busy: set[str]) -> tuple[_Member, Ticket] | None:
         deadline = self._now() + self._limits.wait_for_replica_s
         request = journey.request
-        while True:
+        while not journey.is_aborted:
             if self._router is not None:
                 exclude = busy | self._strangers(journey) if journey.num_moves else busy
                 ticket = self._router.choose(self._hashes(request), len(request.tokens), exclude=exclude)
@@ -188,6 +208,7 @@ class Dispatcher:
                 if busy.intersection(self._router.replicas):
                     raise OverloadedError("all engine replicas are busy; try again later")
             await self._wait_for_replica(deadline)
+        return None
 
     def _strangers(self, journey: Journey) -> set[str]:
         """Replicas of another model, as in a deployment that replaces one by another."""
@@ -271,6 +292,7 @@ class _Member:
     def close_if_done(self) -> None:
         """Close the link of a retired replica without streams."""
         if self._is_retired and not self.link.num_streams:
+            self._dispatcher._retired.discard(self)
             self.link.close()
 
     def on_snapshot(self, hashes: list[int]) -> None:

@@ -16,7 +16,8 @@ from sgray.serve.call_names import moved_id
 class Journey:
     """`request` is what to send to the next replica; `seed` counts where the caller gave none.
 
-    `num_moves` are the replicas that were lost so far; `has_begun`: the caller has seen something of the answer.
+    `num_moves` are the replicas that were lost so far; `has_begun`: the caller has seen something of the answer;
+    `is_aborted`: it was stopped while no replica had it.
     """
 
     def __init__(self, request: Request, seed: int) -> None:
@@ -25,6 +26,7 @@ class Journey:
         self.request = request
         self.num_moves = 0
         self.has_begun = False
+        self.is_aborted = False
         self._first = request
         self._generated: list[int] = []
         self._info: EngineInfo | None = None

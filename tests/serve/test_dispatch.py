@@ -323,6 +323,31 @@ def test_a_draining_replica_keeps_its_streams_and_gets_no_new_ones_although_the_
     run(test)
 
 
+def test_a_call_is_stopped_by_its_name_where_no_replica_has_it_and_where_its_replica_goes_away() -> None:
+    async def test(world: World) -> None:
+        stream = world.dispatcher.submit(Request("job/c-0", [1, 2]))
+        waiting = asyncio.ensure_future(anext(stream))
+        other = asyncio.create_task(tokens_of(world, Request("else/c-1", [3])))
+        await asyncio.sleep(0.02)
+        world.dispatcher.abort_calls("job")
+        assert (await waiting).finish == Finish("abort")
+        leaving = await world.add("a")
+        assert await other == [3]
+        leaving.automatic = False
+        deltas = world.dispatcher.submit(Request("job/c-2", [1, 2]))
+        reading = asyncio.ensure_future(anext(deltas))
+        await until(lambda: leaving.running)
+        world.remove("a")
+        world.dispatcher.abort_calls("job")
+        await until(lambda: not leaving.running)
+        leaving.publish(Delta("job/c-2", finish=Finish("abort")))
+        assert (await reading).finish == Finish("abort")
+        await deltas.aclose()
+        await until(lambda: not world.dispatcher._retired)
+
+    run(test)
+
+
 def test_seeds_of_requests_without_one_differ_and_can_be_fixed() -> None:
     async def test(world: World) -> None:
         replica = await world.add("a")
