@@ -41,7 +41,8 @@ class LLMReplica:
         self._wedge_timeout_s = config.serve.wedge_timeout_s
         limit_s = config.serve.graceful_shutdown_timeout_s
         self._drain_s = limit_s - min(HAND_OVER_S, limit_s / 4)
-        self._found: str | None = None
+        self._suspected: str | None = None
+        self._lost: str | None = None  # why the links are cut, after which there is no way back
         engine = await asyncio.to_thread(_load, config)  # minutes for a large model; this loop stays responsive
         self._engine_loop = EngineLoop(engine, self._publish)
         self._step_tokens = engine.limits.token_budget
@@ -71,12 +72,16 @@ class LLMReplica:
     async def check_health(self) -> None:
         """Called by Serve again and again; raises when this replica should be replaced.
 
-        Serve asks several times before it believes that, so the links are cut at once: streams go on elsewhere.
+        Serve asks three times before it believes that; the links are cut the second time, and streams go on elsewhere.
+        Not the first time: a process that was stopped for a while has its first check before its first step.
         """
-        self._found = self._found or self._fault()
-        if self._found:
+        fault = self._fault()
+        if fault is not None and self._suspected is not None:
+            self._lost = fault
             await self._server.close()
-            raise RuntimeError(self._found)
+        self._suspected = fault
+        if self._lost or fault:
+            raise RuntimeError(self._lost or fault)
 
     async def __del__(self) -> None:
         """Called by Serve before the end: take nothing new, finish what runs, and hand over what takes too long."""

@@ -105,9 +105,10 @@ def test_pub_127_a_wedged_engine_is_unhealthy_and_is_not_waited_for(
         await asyncio.sleep(0.2)
         await replica.check_health()  # one slow step is not a wedge
         await asyncio.sleep(0.6)
-        assert dispatcher.ready()
-        with pytest.raises(RuntimeError, match="no step has ended"):
-            await replica.check_health()
+        for _ in range(2):
+            assert dispatcher.ready()
+            with pytest.raises(RuntimeError, match="no step has ended"):
+                await replica.check_health()
         while dispatcher.ready():  # its streams may go on elsewhere, whatever Serve does
             await asyncio.sleep(0.01)
         await asyncio.wait_for(LLMReplica.__del__(replica), 5)
