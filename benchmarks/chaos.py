@@ -300,7 +300,7 @@ def service(*, haproxy: bool, replicas: int) -> Iterator[tuple[str, Callable[[in
     with tempfile.TemporaryDirectory(prefix="sgray-ch-", ignore_cleanup_errors=True) as scratch:
         os.environ.update(ray_defaults(Path(scratch), haproxy=haproxy))
         os.environ.update(PYTHONPATH=str(ROOT), RAY_AUTH_MODE="disabled", RAY_SERVE_LOG_TO_STDERR="0")
-        os.environ["RAY_worker_niceness"] = "0"  # or whatever else runs here counts as a wedge
+        os.environ.update(RAY_worker_niceness="0")  # whatever else runs here should not look like a wedge
         import ray  # it reads the environment when it is imported
         from ray import serve
 

@@ -179,12 +179,13 @@ class Dispatcher:
             if isinstance(error, ReplicaDrainingError):
                 return
             if journey.num_moves >= self._limits.max_moves:
+                logger.warning("request %s is given up: %s", journey.request.id, error)
                 raise ReplicaLostError(
                     f"{journey.num_moves + 1} replicas were lost while they worked on this request; "
                     "send the request again"
                 )
             journey.move()
-            logger.warning("request %s goes on elsewhere: %s", journey.request.id, error)
+            logger.info("request %s goes on elsewhere: %s", journey.request.id, error)
         else:
             raise error
 

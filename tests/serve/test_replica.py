@@ -136,19 +136,19 @@ def test_a_step_may_take_ten_times_as_long_as_slow_ones_and_as_a_chunk_of_prompt
 
 def test_a_replica_that_goes_away_hands_over_what_takes_too_long(model_dir: object) -> None:
     async def test(replica: LLMReplica, dispatcher: Dispatcher) -> None:
-        stream = dispatcher.submit(request("a", 1000))
-        await anext(stream)
-        replica._drain_s = 0.3
+        stream = dispatcher.submit(request("a", 60))
+        tokens = [token for _ in range(5) for token in (await anext(stream)).tokens]
+        replica._drain_s = 0.0
         await asyncio.wait_for(LLMReplica.__del__(replica), 5)
         other = Replica.__new__(Replica)
         await LLMReplica.__init__(other, VALUES)  # type: ignore[misc]
         endpoint = Endpoint.from_metadata(other.record_replica_metadata())
         assert endpoint is not None
         dispatcher.set_replicas({"other": endpoint})
-        while not other.record_autoscaling_stats()["ongoing"]:
-            await anext(stream)
-        await anext(stream)
-        await stream.aclose()
+        tokens += [token for delta in [delta async for delta in stream] for token in delta.tokens]
+        undisturbed = [token for delta in await deltas_of(dispatcher, request("b", 60)) for token in delta.tokens]
+        assert tokens == undisturbed
+        assert 0 < dispatcher.loads()["other"].generation_tokens < 120, "the first tokens are not drawn again"
         await LLMReplica.__del__(other)
 
     run(test)

@@ -20,6 +20,8 @@ from sgray.config import DEFAULT_MODEL
 Deploy = Callable[..., Any]
 Json = dict[str, Any]
 
+SILENCE_S = 9.0  # more than a link bears
+
 LINE = {
     "type": "object",
     "properties": {"names": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 20}},
@@ -188,16 +190,24 @@ def test_answers_go_on_elsewhere_when_their_replica_falls_silent_and_it_may_come
     service: Any, undisturbed: dict[str, Told]
 ) -> None:
     stopped: list[int] = []
+    is_over = threading.Event()
+
+    def pause() -> None:
+        os.kill(stopped[0], signal.SIGSTOP)
+        is_over.wait(SILENCE_S)
+        os.kill(stopped[0], signal.SIGCONT)
+
+    pausing = threading.Thread(target=pause)
 
     def stop() -> None:
         stopped.append(busy_pids(service)[1])
-        os.kill(stopped[0], signal.SIGSTOP)
+        pausing.start()
 
     try:
         told = disturbed(service, stop)
     finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
+        is_over.set()
+        pausing.join()
     assert_same(told, undisturbed)
     service.until(lambda: len(service.figures()["sgray:num_running_reqs"]) == 2, "it is linked again", 30)
     service.assert_idle()
