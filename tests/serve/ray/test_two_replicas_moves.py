@@ -44,11 +44,11 @@ def calls() -> dict[str, tuple[str, Json]]:
 
     return {
         "greedy": chat("Tell me a long story about a river.", ignore_eos=True),
-        "seeded": text("The sea is", temperature=1, seed=11, ignore_eos=True),
+        "seeded": text("The sea is", temperature=1, top_k=20, seed=11, ignore_eos=True),
         "penalised": text("One, two,", frequency_penalty=0.8, presence_penalty=0.3, ignore_eos=True),
         "scored": text("The best of all", logprobs=2, max_tokens=40, ignore_eos=True),
         "json": chat("Name twenty towns in JSON.", response_format=ROW),
-        "several": text("My friend", n=2, temperature=1, seed=5, ignore_eos=True, max_tokens=40),
+        "several": text("My friend", n=2, temperature=1, top_k=20, seed=5, ignore_eos=True, max_tokens=40),
         "tool": chat("Pick twenty names.", tools=[PICK], tool_choice="required"),
         "cut": chat("Count: 1, 2, 3 and so on.", stop=["zebra"], min_tokens=50),
     }
