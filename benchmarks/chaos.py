@@ -2,7 +2,7 @@
 
 `python benchmarks/chaos.py --minutes 6 --seed 1` deploys the service with the default model on this machine, kills,
 stops and redeploys its engine replicas, hangs up on some calls, and prints one line of JSON. Its exit status is 0 if
-every finished answer is what it is undisturbed, nothing but 429 and 503 was refused, no stream broke, and neither page nor
+every finished answer is what it is undisturbed, nothing but 429 and 503 was refused, no stream broke, and no page or
 memory is lost. In float32, since in bfloat16 a greedy choice may depend on what is cached; and what is drawn is among
 few tokens, since in a whole vocabulary there are many borders for the last bits of a number to cross.
 """
