@@ -37,20 +37,20 @@ def calls() -> dict[str, tuple[str, Json]]:
 
     def chat(text: str, **more: Any) -> tuple[str, Json]:
         messages = [{"role": "user", "content": text}]
-        return "/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 60} | more
+        return "/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 48} | more
 
     def text(prompt: str, **more: Any) -> tuple[str, Json]:
-        return "/v1/completions", {"prompt": prompt, "temperature": 0, "max_tokens": 60} | more
+        return "/v1/completions", {"prompt": prompt, "temperature": 0, "max_tokens": 48} | more
 
     return {
         "greedy": chat("Tell me a long story about a river.", ignore_eos=True),
         "seeded": text("The sea is", temperature=1, top_k=20, seed=11, ignore_eos=True),
         "penalised": text("One, two,", frequency_penalty=0.8, presence_penalty=0.3, ignore_eos=True),
-        "scored": text("The best of all", logprobs=2, max_tokens=40, ignore_eos=True),
+        "scored": text("The best of all", logprobs=2, max_tokens=32, ignore_eos=True),
         "json": chat("Name twenty towns in JSON.", response_format=ROW),
-        "several": text("My friend", n=2, temperature=1, top_k=20, seed=5, ignore_eos=True, max_tokens=40),
+        "several": text("My friend", n=2, temperature=1, top_k=20, seed=5, ignore_eos=True, max_tokens=32),
         "tool": chat("Pick twenty names.", tools=[PICK], tool_choice="required"),
-        "cut": chat("Count: 1, 2, 3 and so on.", stop=["zebra"], min_tokens=50),
+        "cut": chat("Count: 1, 2, 3 and so on.", stop=["zebra"], min_tokens=40),
     }
 
 
@@ -296,7 +296,7 @@ def test_pub_130_clients_that_leave_at_any_time_leave_nothing_behind(narrow: Any
             await asyncio.gather(*(leave(half, reads=False) for _ in range(10)))  # in the middle of its own body
         for _ in range(50):
             await asyncio.gather(*(leave(head + body, reads=False) for _ in range(2)))  # at work or in the queue
-        for _ in range(100):
+        for _ in range(50):
             await leave_in_midstream(narrow, leave, head + body)
 
     asyncio.run(run())
