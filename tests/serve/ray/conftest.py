@@ -170,7 +170,7 @@ def deploy(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
                 "num_cpus_per_replica": 0.5,
                 "num_cpus_per_ingress": 0.1,
                 "health_check_period_s": 1.0,
-                "graceful_shutdown_timeout_s": 60.0,
+                "graceful_shutdown_timeout_s": 120.0,
                 **values,
             },
         }
