@@ -163,6 +163,14 @@ class ApiConfig(Section):
     max_batch: int = Field(256, ge=1, description="Most prompts in one completions call.")
     max_stop: int = Field(16, ge=1, description="Most stop strings of one call.")
     max_stop_chars: int = Field(256, ge=1, description="Longest stop string, in characters.")
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="Most calls in work for one key at a time; more get 429. Unlimited if unset."
+    )
+    max_tokens_per_minute_per_key: int | None = Field(
+        None,
+        ge=1,
+        description="Prompt and answer tokens of one key's calls a minute; more get 429. Unlimited if unset.",
+    )
     request_timeout_s: float | None = Field(
         None, gt=0, description="Longest time a request may take; unlimited if unset."
     )

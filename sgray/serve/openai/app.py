@@ -21,6 +21,7 @@ from sgray.errors import InvalidRequestError, MethodNotAllowedError, NotFoundErr
 from sgray.serve.anthropic import errors
 from sgray.serve.batches.batches import Batches
 from sgray.serve.batches.routes import BATCH_ROUTES, BatchCalls
+from sgray.serve.openai.allowance import Limited, begin
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.bounds import Bounded
@@ -79,6 +80,7 @@ def app_of(
             Middleware(Observed, metrics=service.metrics),
             Middleware(Bounded, api=api),
             Middleware(Keys, keyring=keyring),
+            Middleware(Limited, config=config, paths=[entry.path for entry in CALL_ROUTES if entry.is_limited]),
             *behind_keys,
         ],
         exception_handlers={HTTPException: _http_exception},
@@ -120,8 +122,9 @@ class _Calls:
         return json_response(await self._service.detokenize(await self._body(request)))
 
     async def score(self, request: Request) -> Response:
-        score = self._service.score(await self._body(request))
-        return json_response(await while_connected(request.receive, score))
+        scoring = await self._service.open_score(await self._body(request))
+        begin(request.scope, scoring.generation)
+        return json_response(await while_connected(request.receive, scoring.whole()))
 
     async def model_info(self, request: Request) -> Response:
         return json_response(self._service.control.model_info())
@@ -178,6 +181,7 @@ class _Calls:
     async def _respond(self, request: Request, opened: Callable[[object], Awaitable[Answer]]) -> Response:
         """The answer of a call. What fails before the first event of a stream is still an HTTP status."""
         answer = await opened(await self._body(request))
+        begin(request.scope, answer.generation)
         if not answer.is_stream:
             return json_response(await while_connected(request.receive, answer.whole()))
         events = answer.events()
@@ -193,13 +197,13 @@ class _Calls:
 
 
 CALL_ROUTES = (
-    Entry("POST", "/v1/chat/completions", _Calls.chat),
-    Entry("POST", "/v1/completions", _Calls.completions),
-    Entry("POST", "/v1/responses", _Calls.responses),
-    Entry("POST", "/v1/messages", _Calls.messages),
+    Entry("POST", "/v1/chat/completions", _Calls.chat, is_limited=True),
+    Entry("POST", "/v1/completions", _Calls.completions, is_limited=True),
+    Entry("POST", "/v1/responses", _Calls.responses, is_limited=True),
+    Entry("POST", "/v1/messages", _Calls.messages, is_limited=True),
     Entry("POST", "/v1/messages/count_tokens", _Calls.count_tokens),
-    Entry("POST", "/generate", _Calls.generate),
-    Entry("POST", "/v1/score", _Calls.score),
+    Entry("POST", "/generate", _Calls.generate, is_limited=True),
+    Entry("POST", "/v1/score", _Calls.score, is_limited=True),
     Entry("POST", "/v1/tokenize", _Calls.tokenize),
     Entry("POST", "/tokenize", _Calls.tokenize),
     Entry("POST", "/v1/detokenize", _Calls.detokenize),

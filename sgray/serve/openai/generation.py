@@ -55,6 +55,7 @@ class Generation:
         self._backend = backend
         self._metrics = metrics
         self._timeout_s = timeout_s
+        self._has_begun = False
         self.choices = [self._choice(index, tokenizer) for index in range(len(call.prompts) * call.n)]
 
     def _choice(self, index: int, tokenizer: TextCodec) -> Choice:
@@ -79,6 +80,11 @@ class Generation:
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
             cached_tokens=sum(min(choice.cached_tokens for choice in group) for group in groups),
         )
+
+    def num_used(self) -> int:
+        """Tokens that the engine worked on for the caller so far: none before it has drawn the first one."""
+        usage = self.usage()
+        return usage.prompt_tokens + usage.completion_tokens if self._has_begun else 0
 
     async def pieces(self) -> Pieces:
         """The pieces of all choices as they come, the last of each with its finish reason."""
@@ -124,6 +130,7 @@ class Generation:
             return
         async with aclosing(self._backend.submit(self._request(choice.index, sampling))) as deltas:
             async for delta in deltas:
+                self._has_begun = self._has_begun or bool(delta.tokens)
                 before = choice.num_tokens
                 piece = self._fed(choice, delta)
                 meter.received(choice.index, choice.num_tokens - before)

@@ -41,12 +41,16 @@ FORM = "multipart/form-data"
 
 @dataclass(frozen=True)
 class Entry:
-    """One route: its methods, split by a comma, its path, its handler, and whether it is the operator's alone."""
+    """One route: its methods, split by a comma, its path, its handler, and whether it is the operator's alone.
+
+    `is_limited`: a key's calls of it count towards what the key may use.
+    """
 
     verbs: str
     path: str
     handler: Callable[..., Awaitable[Response]]
     is_admin: bool = False
+    is_limited: bool = False
 
     @property
     def methods(self) -> list[str]:
