@@ -117,7 +117,12 @@ class ScheduleConfig(Section):
     max_running_requests: Count | Auto = Field(
         "auto", description="Sequences computed together; auto is 512 on cuda, 64 on cpu."
     )
-    max_queued_requests: int = Field(1024, ge=0, description="Waiting requests a replica holds before it answers 503.")
+    max_queued_requests: int = Field(1024, ge=0, description="Waiting requests a replica holds before it answers 429.")
+    max_queued_tokens: Count | Auto = Field(
+        "auto",
+        description="Uncached prompt tokens that waiting requests of a replica may have before it answers 429; auto is "
+        "512 times chunked_prefill_size.",
+    )
     schedule_policy: Literal["fcfs", "lpm"] = Field(
         "fcfs", description="fcfs: by age; lpm: longest cached prefix first, with an age cap."
     )
@@ -287,6 +292,7 @@ class Config(Section):
             "memory.page_size": 64 if on_gpu else 16,
             "schedule.chunked_prefill_size": chunk,
             "schedule.mixed_prefill_size": 192 if on_gpu else chunk,
+            "schedule.max_queued_tokens": 512 * chunk,
             "schedule.max_running_requests": running,
             "schedule.cuda_graph_max_bs": running,
             "serve.num_ingress_replicas": num_ingresses(has_gpus=on_gpu),

@@ -119,16 +119,23 @@ class RequestTimeoutError(SgrayError):
 
 
 class OverloadedError(SgrayError):
-    """Queues are full, or no replica accepts work now; the client may try again after `retry_after_s`."""
+    """No replica accepts work now; the client may try again after `retry_after_s`."""
 
     status = 503
     type = "overloaded_error"
     code = "overloaded"
-    retry_after_s = 1
+    retry_after_s: int | None = 1
+
+
+class QueueFullError(OverloadedError):
+    """As many requests wait as may, or of a higher priority; the client may try again after `retry_after_s`."""
+
+    status = 429
+    code = "queue_full"
 
 
 class RateLimitError(SgrayError):
-    """A key has as many calls in work as it may; the client may try again after `retry_after_s`."""
+    """A key has used what it may for now, or queues are full; the client may try again after `Retry-After`."""
 
     status = 429
     type = "requests"

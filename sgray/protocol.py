@@ -71,6 +71,7 @@ class Request:
     """One sequence to generate. A call with n > 1 is n requests; their common prompt is computed once.
 
     `id` is unique over all ingresses. `salt` keeps the prefix cache of callers apart. Larger `priority` goes first.
+    `timeout_s`: the answer is of no use any more so many seconds after the engine got the request.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Request:
     priority: int = 0
     salt: str = ""
     grammar: Grammar | None = None
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class ErrorInfo:
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from sgray.errors import (
     EngineError,
     InvalidRequestError,
     OverloadedError,
+    QueueFullError,
     ReplicaLostError,
     RequestTimeoutError,
     RequestTooLargeError,
@@ -102,7 +103,7 @@ class Dispatcher:
 
     async def submit(self, request: Request) -> AsyncGenerator[Delta, None]:
         """The deltas of a request. Closing the generator aborts it. Raises SgrayError where there is no answer."""
-        busy: set[str] = set()
+        busy: dict[str, OverloadedError] = {}
         lost = 0
         while True:
             member, ticket = await self._place(request, busy)
@@ -131,7 +132,7 @@ class Dispatcher:
             if lost >= self._limits.max_lost:
                 raise error
             if isinstance(error, OverloadedError):
-                busy.add(member.name)
+                busy[member.name] = error
 
     def abort_calls(self, name: str | None) -> None:
         """Stop the calls of this name at all replicas, or all calls; those also of other ingresses."""
@@ -155,16 +156,16 @@ class Dispatcher:
             member.link.close()
         self._members.clear()
 
-    async def _place(self, request: Request, busy: set[str]) -> tuple[_Member, Ticket]:
+    async def _place(self, request: Request, busy: Mapping[str, OverloadedError]) -> tuple[_Member, Ticket]:
         """Choose a replica and book the choice, without giving up the loop if one is there."""
         deadline = self._now() + self._limits.wait_for_replica_s
         while True:
             if self._router is not None:
-                ticket = self._router.choose(self._hashes(request), len(request.tokens), exclude=busy)
+                ticket = self._router.choose(self._hashes(request), len(request.tokens), exclude=set(busy))
                 if ticket is not None:
                     return self._members[ticket.replica], ticket
-                if busy.intersection(self._router.replicas):
-                    raise OverloadedError("all engine replicas are busy; try again later")
+                if not busy.keys().isdisjoint(self._router.replicas):
+                    raise _all_busy(list(busy.values()))
             await self._wait_for_replica(deadline)
 
     def _settle(self, member: _Member, ticket: Ticket, request: Request) -> None:
@@ -331,15 +332,24 @@ def merge_deltas(deltas: list[Delta]) -> Delta:
     )
 
 
+def _all_busy(refusals: list[OverloadedError]) -> OverloadedError:
+    """What a caller is told that no replica took: where all queues are full, when the first of them may have room."""
+    seconds = [one.retry_after_s for one in refusals if isinstance(one, QueueFullError) and one.retry_after_s]
+    if len(seconds) < len(refusals):
+        return OverloadedError("all engine replicas are busy; try again later")
+    return QueueFullError("the queues of all engine replicas are full; try again later", retry_after_s=min(seconds))
+
+
 def _as_error(info: ErrorInfo) -> SgrayError:
     """The exception that a replica's error was."""
     kinds: tuple[type[SgrayError], ...] = (
         ContextLengthError,
         RequestTooLargeError,
         RequestTimeoutError,
+        QueueFullError,
         OverloadedError,
         ReplicaLostError,
     )
     rest = InvalidRequestError if 400 <= info.status < 500 else EngineError
     kind = next((kind for kind in kinds if kind.code == info.code), rest)
-    return kind(info.message, param=info.param, code=info.code)
+    return kind(info.message, param=info.param, code=info.code, retry_after_s=info.retry_after_s)

@@ -46,6 +46,7 @@ LEAVES = {
     "schedule.disable_cuda_graph",
     "schedule.disable_overlap",
     "schedule.max_queued_requests",
+    "schedule.max_queued_tokens",
     "schedule.max_running_requests",
     "schedule.mixed_prefill_size",
     "schedule.random_seed",

@@ -167,6 +167,7 @@ class Generation:
             priority=call.priority,
             salt=call.salt,
             grammar=None if held is None else held.grammar,
+            timeout_s=self._timeout_s,
         )
 
 
