@@ -176,6 +176,9 @@ class ApiConfig(Section):
         ge=1,
         description="Prompt and answer tokens of one key's calls a minute; more get 429. Unlimited if unset.",
     )
+    request_log: str | None = Field(
+        None, description="A file that gets a line of JSON for each finished request, without texts; none if unset."
+    )
     request_timeout_s: float | None = Field(
         None, gt=0, description="Longest time a request may take; unlimited if unset."
     )

@@ -27,6 +27,7 @@ from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Load, Reque
 from sgray.serve.frames import LinkLimits
 from sgray.serve.link import ReplicaLink
 from sgray.serve.router import PredictionCounters, Router, Ticket
+from sgray.serve.routing.history import History
 from sgray.serve.table import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Dispatcher:
         self._members: dict[str, _Member] = {}
         self._router: Router | None = None  # needs the page size, which the first replica tells
         self._info: EngineInfo | None = None
+        self.history = History()
         self._joined = asyncio.Event()
         self._last_hashes: tuple[list[int], str, list[int]] = ([], "", [])
 
@@ -121,6 +123,7 @@ class Dispatcher:
                     if not ticket.has_started:
                         assert self._router is not None
                         self._router.start(ticket, delta.cached_tokens or 0)
+                        self.history.started(request.id, delta.cached_tokens or 0)
                     yield delta
                     if delta.finish is not None:
                         return
@@ -161,8 +164,11 @@ class Dispatcher:
         deadline = self._now() + self._limits.wait_for_replica_s
         while True:
             if self._router is not None:
-                ticket = self._router.choose(self._hashes(request), len(request.tokens), exclude=set(busy))
+                hashes = self._hashes(request)
+                ticket = self._router.choose(hashes, len(request.tokens), exclude=set(busy))
                 if ticket is not None:
+                    self.history.asked(hashes, self.info.page_size)
+                    self.history.placed(request.id, ticket.replica, ticket.num_tokens, ticket.predicted_cached)
                     return self._members[ticket.replica], ticket
                 if not busy.keys().isdisjoint(self._router.replicas):
                     raise _all_busy(list(busy.values()))

@@ -18,6 +18,7 @@ LEAVES = {
     "api.max_tokens_per_minute_per_key",
     "api.max_url_bytes",
     "api.reasoning_parser",
+    "api.request_log",
     "api.request_timeout_s",
     "api.tool_call_parser",
     "batches.batches_dir",

@@ -151,6 +151,19 @@ def test_an_answer_comes_back_whole() -> None:
     run(test)
 
 
+def test_the_history_tells_where_requests_went_and_what_they_had_in_common() -> None:
+    async def test(world: World) -> None:
+        await world.add("a")
+        for index in range(3):
+            await tokens_of(world, Request(str(index), [7] * 32 + [index]))
+        history = world.dispatcher.history
+        assert [history.replica_of(str(index)) for index in range(4)] == ["a", "a", "a", None]
+        assert [(one.num_tokens, one.cached) for one in history.recent(9)] == [(33, 0)] * 3
+        assert [(one.num_tokens, one.num_requests) for one in history.hot(9)] == [(32, 3)]
+
+    run(test)
+
+
 def test_a_busy_replica_sends_the_request_to_the_other() -> None:
     async def test(world: World) -> None:
         busy, free = await world.add("a"), await world.add("b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -40,10 +41,11 @@ from sgray.serve.openai.http import (
     read_json,
     while_connected,
 )
-from sgray.serve.openai.keys import Keyring, Keys, for_admin
+from sgray.serve.openai.keys import OPEN_PATHS, Keyring, Keys, for_admin
 from sgray.serve.openai.metrics import CONTENT_TYPE, ApiMetrics
 from sgray.serve.openai.openapi import document
 from sgray.serve.openai.operations import Entry
+from sgray.serve.openai.request_log import RequestLog
 from sgray.serve.openai.service import OpenAIService
 from sgray.serve.openai.sse import encode_json
 from sgray.serve.openai.validate import shown
@@ -74,10 +76,11 @@ def app_of(
     """
     api, calls, batch_calls = config.api, _Calls(service, config.api), BatchCalls(batches, config)
     routes = [_route(entry, calls) for entry in CALL_ROUTES] + [_route(entry, batch_calls) for entry in BATCH_ROUTES]
+    log = None if api.request_log is None else RequestLog(api.request_log)
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Observed, metrics=service.metrics),
+            Middleware(Observed, metrics=service.metrics, log=log),
             Middleware(Bounded, api=api),
             Middleware(Keys, keyring=keyring),
             Middleware(Limited, config=config, paths=[entry.path for entry in CALL_ROUTES if entry.is_limited]),
@@ -236,11 +239,12 @@ def _route(entry: Entry, calls: _Calls | BatchCalls) -> Route:
 
 
 class Observed:
-    """Gives each response its request id, the client's if it is sane, and counts it by route and status."""
+    """Gives each response its request id, the client's if it is sane, counts it by route and status, and logs it."""
 
-    def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics, log: RequestLog | None) -> None:
         self._app = app
         self._metrics = metrics
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on."""
@@ -249,23 +253,34 @@ class Observed:
             return
         request_id = _request_id(scope)
         is_anthropic = errors.is_anthropic(scope["path"].removeprefix(scope.get("root_path", "")))
+        began, status = time.monotonic(), _CLIENT_CLOSED  # of those who get no answer at all
 
         async def observed(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 if is_anthropic:
                     headers["request-id"] = request_id
-                route = scope.get("route")
-                path = route.path if isinstance(route, Route) else "unknown"  # never the client's path: it is unbounded
-                self._metrics.responses.labels(path, str(message["status"])).inc()
+                self._metrics.responses.labels(_route_of(scope), str(status)).inc()
             await send(message)
 
         scope[REQUEST_ID] = request_id
         if is_anthropic:
             scope[ERROR_SHAPE] = errors.error_answer
         scope[STRAIGHT_SEND] = send
-        await self._app(scope, receive, observed)
+        try:
+            await self._app(scope, receive, observed)
+        finally:
+            if self._log is not None and (route := _route_of(scope)) not in OPEN_PATHS:
+                self._log.write(scope, route, status, began)
+
+
+def _route_of(scope: Scope) -> str:
+    """The route's own path, never the client's: that is unbounded."""
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else "unknown"
 
 
 def _request_id(scope: Scope) -> str:
