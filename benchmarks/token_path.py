@@ -188,6 +188,8 @@ def running(build: str, arguments: argparse.Namespace, *, haproxy: bool) -> Iter
         try:
             _await_ready(process, log)
             yield process.pid, port
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{log.read_text(errors='replace')[-4000:]}") from error
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(120)
@@ -277,12 +279,22 @@ async def open_stream(
     port: int, pieces: list[tuple[float, int]], arguments: argparse.Namespace
 ) -> tuple[asyncio.Transport, Client]:
     """One more stream, which lasts longer than what is measured."""
-    count = int((arguments.seconds + arguments.warm_s + 5) * 1e3 / arguments.step_ms)
+    count = CONTEXT - PROMPT_TOKENS
     prompt = [random.randrange(100, 49_000) for _ in range(PROMPT_TOKENS)]
     body = {"model": DEFAULT_MODEL, "prompt": prompt, "max_tokens": count, "stream": True, "ignore_eos": True}
     raw = json.dumps(body).encode()
     await asyncio.sleep(0.002)
     return await asyncio.get_running_loop().create_connection(lambda: Client(raw, pieces), "127.0.0.1", port)
+
+
+async def all_started(streams: Sequence[Sequence[object]]) -> float:
+    """The seconds until something has come on each stream; raises RuntimeError where that takes too long."""
+    begin = time.monotonic()
+    while not all(streams):
+        if time.monotonic() - begin > START_S:
+            raise RuntimeError(f"only {sum(map(bool, streams))} of {len(streams)} streams began")
+        await asyncio.sleep(0.01)
+    return time.monotonic() - begin
 
 
 async def measure(root: int, port: int, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -292,6 +304,7 @@ async def measure(root: int, port: int, arguments: argparse.Namespace) -> dict[s
     idle_share = sum(usage(root).since(idle).values()) / arguments.idle_s
     streams: list[list[tuple[float, int]]] = [[] for _ in range(arguments.streams)]
     clients = [await open_stream(port, own, arguments) for own in streams]
+    started = await all_started(streams)
     await asyncio.sleep(arguments.warm_s)
     begin, before, own = time.monotonic(), usage(root), time.process_time()
     await asyncio.sleep(arguments.seconds)
@@ -301,6 +314,7 @@ async def measure(root: int, port: int, arguments: argparse.Namespace) -> dict[s
             raise RuntimeError(client.error)
         transport.abort()
     return figures(streams, begin, end, used) | {
+        "started_s": started,
         "idle_cores": idle_share,
         "client_cores": own / (end - begin),
         "step_ms": arguments.step_ms,

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sgray.config import ApiConfig, Config, environment_keys
+from sgray.config import Config, environment_keys
 from sgray.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, OverloadedError, SgrayError
 from sgray.serve.anthropic import errors
 from sgray.serve.batches.batches import Batches
@@ -45,6 +45,7 @@ from sgray.serve.openai.keys import OPEN_PATHS, Keyring, Keys, for_admin
 from sgray.serve.openai.metrics import CONTENT_TYPE, ApiMetrics
 from sgray.serve.openai.openapi import document
 from sgray.serve.openai.operations import Entry
+from sgray.serve.openai.overview import overview, page_file
 from sgray.serve.openai.request_log import RequestLog
 from sgray.serve.openai.service import OpenAIService
 from sgray.serve.openai.sse import encode_json
@@ -74,7 +75,7 @@ def app_of(
 
     `behind_keys` are layers that see only calls which have passed the check of their key.
     """
-    api, calls, batch_calls = config.api, _Calls(service, config.api), BatchCalls(batches, config)
+    api, calls, batch_calls = config.api, _Calls(service, config), BatchCalls(batches, config)
     routes = [_route(entry, calls) for entry in CALL_ROUTES] + [_route(entry, batch_calls) for entry in BATCH_ROUTES]
     log = None if api.request_log is None else RequestLog(api.request_log)
     app = Starlette(
@@ -95,9 +96,10 @@ def app_of(
 class _Calls:
     """The handlers of the routes."""
 
-    def __init__(self, service: OpenAIService, api: ApiConfig) -> None:
+    def __init__(self, service: OpenAIService, config: Config) -> None:
         self._service = service
-        self._api = api
+        self._config = config
+        self._api = config.api
         self._description: bytes | None = None
 
     async def chat(self, request: Request) -> Response:
@@ -172,6 +174,18 @@ class _Calls:
         """200 while this process answers at all."""
         return json_response({"status": "ok"})
 
+    async def page(self, request: Request) -> Response:
+        return page_file("index.html")
+
+    async def page_style(self, request: Request) -> Response:
+        return page_file("page.css")
+
+    async def page_script(self, request: Request) -> Response:
+        return page_file("page.js")
+
+    async def overview(self, request: Request) -> Response:
+        return json_response(overview(self._config, self._service.backend))
+
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
@@ -221,6 +235,10 @@ CALL_ROUTES = (
     Entry("GET", "/get_model_info", _Calls.model_info),
     Entry("GET", "/server_info", _Calls.server_info),
     Entry("GET", "/get_server_info", _Calls.server_info),
+    Entry("GET", "/", _Calls.page),
+    Entry("GET", "/page/page.css", _Calls.page_style),
+    Entry("GET", "/page/page.js", _Calls.page_script),
+    Entry("GET", "/overview", _Calls.overview),
     Entry("GET", "/metrics", _Calls.metrics),
     Entry("POST", "/abort_request", _Calls.abort_request),
     Entry("GET, POST", "/flush_cache", _Calls.flush_cache, is_admin=True),

@@ -1,8 +1,8 @@
 """Who may call: API keys and the operator's keys, checked before anything of a call is read.
 
-While any key is set, every route is closed but those that a load balancer asks. A key is compared by its digest, and in
-constant time; the key itself is kept, logged and answered nowhere. It knows nothing of the routes behind it, except
-that some are the operator's: those are wrapped in `for_admin`.
+While any key is set, every route is closed but those that a load balancer asks and the files of the live page. A key is
+compared by its digest, and in constant time; the key itself is kept, logged and answered nowhere. It knows nothing of
+the routes behind it, except that some are the operator's: those are wrapped in `for_admin`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from sgray.serve.openai.http import Handler, error_response
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
-"""What a load balancer asks without a key. They tell one bit: whether this server can take work."""
+OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/", "/page/page.css", "/page/page.js"})
+"""What is open without a key. A load balancer asks the first three, which tell one bit: whether this server can take
+work. The others are the files of the live page, the same on every server, in which a browser asks for the key."""
 
 CALLER = "sgray.caller"
 """Where a scope keeps the SHA-256 digest, in hex, of the key that a call came with; not there without keys."""

@@ -195,6 +195,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "server_info": Operation(
         "The version, the configuration and the load of each replica", answer=answers.ServerInfo, waits=True
     ),
+    "page": Operation("The live page", "For people; without a key it shows nothing.", answer="text/html"),
+    "page_style": Operation("How the live page looks", answer="text/css"),
+    "page_script": Operation("What the live page does", answer="text/javascript"),
+    "overview": Operation("What the live page shows", answer=answers.Overview),
     "metrics": Operation("Counts and times in Prometheus' text format", answer=TEXT_PLAIN),
     "abort_request": Operation(
         "Stop the calls of a name",
