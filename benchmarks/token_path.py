@@ -3,7 +3,8 @@
 A replay stands where the model does: it answers each plan with fixed tokens after a fixed time. All else is the
 product, started as `scripts/serve` starts it. Beside it runs what one writes first with Ray Serve: a deployment that
 yields events through a StreamingResponse. Processor time is that of all processes of the service together, Ray's
-included and the clients' not; a gap lies between two pieces that a client reads.
+included and the clients' not; a gap lies between two pieces that a client reads. On a machine that others use as well
+the rate may not be held, and each token is dearer: the load average is told for that.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Replay:
 
     def __init__(self, step_s: float, *, seed: int = 7) -> None:
         self._step_s = step_s
-        self._tokens = [random.Random(seed).randrange(100, 49_000) for _ in range(4096)]
+        self._tokens = random.Random(seed).choices(range(100, 49_000), k=4096)
         self._plans: deque[tuple[StepPlan, float]] = deque()
         self._ends = 0.0
 
@@ -316,6 +317,7 @@ async def measure(root: int, port: int, arguments: argparse.Namespace) -> dict[s
     return figures(streams, begin, end, used) | {
         "started_s": started,
         "idle_cores": idle_share,
+        "load_average": os.getloadavg()[0],
         "client_cores": own / (end - begin),
         "step_ms": arguments.step_ms,
         "streams": arguments.streams,
@@ -349,7 +351,8 @@ def show(name: str, found: Mapping[str, Any]) -> None:
         f"  {found['tokens_per_s']:.0f} tokens/s of {wanted:.0f}\n"
         f"  {found['us_per_token']:.1f} us a token ({parts})\n"
         f"  between pieces p50 {found['itl_ms_p50']:.1f} ms, p99 {found['itl_ms_p99']:.1f} ms\n"
-        f"  idle before: {found['idle_cores']:.2f} cores; the clients: {found['client_cores']:.2f} cores",
+        f"  idle before: {found['idle_cores']:.2f} cores; the clients: {found['client_cores']:.2f} cores; "
+        f"load average of the machine: {found['load_average']:.1f} on {os.cpu_count()} cores",
         flush=True,
     )
 
