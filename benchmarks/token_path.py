@@ -137,9 +137,9 @@ def naive(args: Mapping[str, Any]) -> Application:
     step_s = float(os.environ[STEP_VARIABLE])
 
     async def events(count: int) -> AsyncIterator[str]:
-        due = time.monotonic()
+        due = 0.0
         for number in range(count):
-            due += step_s
+            due = max(due, time.monotonic()) + step_s  # as the replay: a step that is late makes all later ones late
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             choice = {"index": 0, "text": f" word{number}", "logprobs": None, "finish_reason": None}
             chunk = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "choices": [choice]}

@@ -77,7 +77,7 @@ async def test_the_served_model_is_listed_and_found(client):
 
 
 async def test_an_unknown_route_is_a_404_in_openai_shape(api):
-    for path in ("/v1/nothing", "/", "/v1/models/", "/v2/chat/completions"):
+    for path in ("/v1/nothing", "/page", "/v1/models/", "/v2/chat/completions"):
         response = await api.http.get(path)
         assert response.status_code == 404
         assert response.json()["error"]["type"] == "invalid_request_error"
