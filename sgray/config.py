@@ -117,7 +117,12 @@ class ScheduleConfig(Section):
     max_running_requests: Count | Auto = Field(
         "auto", description="Sequences computed together; auto is 512 on cuda, 64 on cpu."
     )
-    max_queued_requests: int = Field(1024, ge=0, description="Waiting requests a replica holds before it answers 503.")
+    max_queued_requests: int = Field(1024, ge=0, description="Waiting requests a replica holds before it answers 429.")
+    max_queued_tokens: Count | Auto = Field(
+        "auto",
+        description="Uncached prompt tokens that waiting requests of a replica may have before it answers 429; auto is "
+        "512 times chunked_prefill_size.",
+    )
     schedule_policy: Literal["fcfs", "lpm"] = Field(
         "fcfs", description="fcfs: by age; lpm: longest cached prefix first, with an age cap."
     )
@@ -163,6 +168,17 @@ class ApiConfig(Section):
     max_batch: int = Field(256, ge=1, description="Most prompts in one completions call.")
     max_stop: int = Field(16, ge=1, description="Most stop strings of one call.")
     max_stop_chars: int = Field(256, ge=1, description="Longest stop string, in characters.")
+    max_requests_per_key: int | None = Field(
+        None, ge=1, description="Most calls in work for one key at a time; more get 429. Unlimited if unset."
+    )
+    max_tokens_per_minute_per_key: int | None = Field(
+        None,
+        ge=1,
+        description="Prompt and answer tokens of one key's calls a minute; more get 429. Unlimited if unset.",
+    )
+    request_log: str | None = Field(
+        None, description="A file that gets a line of JSON for each finished request, without texts; none if unset."
+    )
     request_timeout_s: float | None = Field(
         None, gt=0, description="Longest time a request may take; unlimited if unset."
     )
@@ -282,6 +298,7 @@ class Config(Section):
             "memory.page_size": 64 if on_gpu else 16,
             "schedule.chunked_prefill_size": chunk,
             "schedule.mixed_prefill_size": 192 if on_gpu else chunk,
+            "schedule.max_queued_tokens": 512 * chunk,
             "schedule.max_running_requests": running,
             "schedule.cuda_graph_max_bs": running,
             "serve.num_ingress_replicas": num_ingresses(has_gpus=on_gpu),

@@ -11,18 +11,29 @@ class SgrayError(Exception):
     """Base of all errors with a meaning for the user.
 
     `message` says what was wrong, what was expected and what to do. `param` names the offending field, if any.
+    `retry_after_s`: when the same call may be good, where that can be said.
     """
 
     status = 500
     type = "server_error"
     code: str | None = None
+    retry_after_s: int | None = None
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         if code is not None:
             self.code = code
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """The answer's JSON body in OpenAI's error shape."""
@@ -108,12 +119,35 @@ class RequestTimeoutError(SgrayError):
 
 
 class OverloadedError(SgrayError):
-    """Queues are full, or no replica accepts work now; the client may try again after `retry_after_s`."""
+    """No replica accepts work now; the client may try again after `retry_after_s`."""
 
     status = 503
     type = "overloaded_error"
     code = "overloaded"
-    retry_after_s = 1
+    retry_after_s: int | None = 1
+
+
+class QueueFullError(OverloadedError):
+    """As many requests wait as may, or of a higher priority; the client may try again after `retry_after_s`."""
+
+    status = 429
+    code = "queue_full"
+
+
+class RateLimitError(SgrayError):
+    """A key has used what it may for now, or queues are full; the client may try again after `Retry-After`."""
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+    retry_after_s: int | None = 1
+
+
+class TokenRateLimitError(RateLimitError):
+    """A key has used the tokens that it may for now; without `retry_after_s` the call needs more than it may ever."""
+
+    type = "tokens"
+    retry_after_s = None
 
 
 class ReplicaLostError(SgrayError):

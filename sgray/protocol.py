@@ -73,6 +73,7 @@ class Request:
     `id` is unique over all ingresses. `salt` keeps the prefix cache of callers apart. Larger `priority` goes first.
     The last `num_generated` of `tokens` are an answer's beginning that another engine gave: this one goes on as if it
     had drawn them itself, and tells only what comes after them. All of `sampling` means the whole answer.
+    `timeout_s`: the answer is of no use any more so many seconds after the engine got the request.
     """
 
     id: str
@@ -82,6 +83,7 @@ class Request:
     salt: str = ""
     grammar: Grammar | None = None
     num_generated: int = 0
+    timeout_s: float | None = None
 
     @property
     def num_prompt(self) -> int:
@@ -110,6 +112,7 @@ class ErrorInfo:
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,7 @@ class Engine:
         grammars = self._grammar_queue()
         grammars.check(request.grammar)
         self._scheduler.add(request)
+        self._cancel_dropped(grammars)  # one of them may have had this id
         if self._scheduler.has(request.id):
             grammars.submit(request.id, request.grammar)
 
@@ -131,6 +132,7 @@ class Engine:
             if self.is_blocked:
                 self._grammars.wait(IDLE_S)
             self._take_grammars(self._grammars)
+            self._cancel_dropped(self._grammars)
         if self._scheduler.is_answer_due:
             self._collect()
         plan = self._scheduler.schedule()
@@ -184,6 +186,10 @@ class Engine:
             )
             self._grammars.wake = self._wake
         return self._grammars
+
+    def _cancel_dropped(self, grammars: GrammarQueue) -> None:
+        for request_id in self._scheduler.take_dropped():
+            grammars.cancel(request_id)
 
     def _take_grammars(self, grammars: GrammarQueue) -> None:
         """Give grammars that are ready to those that wait for them."""
@@ -247,11 +253,13 @@ def _limits(info: EngineInfo, config: Config, min_saved: int) -> Limits:
     on_cuda = info.device.startswith("cuda")
     schedule = config.resolve(Hardware(num_threads=1, memory_bytes=0, has_cuda=on_cuda)).schedule
     assert isinstance(schedule.chunked_prefill_size, int) and isinstance(schedule.mixed_prefill_size, int), "resolved"
+    assert isinstance(schedule.max_queued_tokens, int), "resolved"
     return Limits(
         token_budget=schedule.chunked_prefill_size,
         mixed_prefill=schedule.mixed_prefill_size,
         max_running=info.max_running_requests,
         max_queued=schedule.max_queued_requests,
+        max_queued_tokens=schedule.max_queued_tokens,
         context_length=info.context_length,
         vocab_size=info.vocab_size,
         end_ids=info.end_ids,

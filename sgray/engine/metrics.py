@@ -9,10 +9,17 @@ FADE = 0.95  # what is left of an old step's weight after one more step of its k
 
 
 class StepSpeed:
-    """Two fading averages over the steps so far; both are 0 until known."""
+    """Two fading averages over the steps so far; both are 0 until known.
 
-    def __init__(self) -> None:
+    `best_prefill_tokens_per_s` is the most that one average ever was, over steps of `full_step` prompt tokens and more:
+    what a long prompt may hope for, where short ones, slower by far, are most of the work. 0 until known.
+    """
+
+    def __init__(self, full_step: int = 1) -> None:
         self.last_step_s = 0.0
+        self.best_prefill_tokens_per_s = 0.0
+        self._full_step = full_step
+        self._full = _FadingRatio()
         self._decode = _FadingRatio()
         self._prefill = _FadingRatio()
 
@@ -36,7 +43,11 @@ class StepSpeed:
             self._decode.add(duration_s, 1.0)
         elif duration_s > 0:
             decode_s = self.decode_step_s if num_decode else 0.0
-            self._prefill.add(num_prefill, max(duration_s - decode_s, duration_s / 2))
+            prefill_s = max(duration_s - decode_s, duration_s / 2)
+            self._prefill.add(num_prefill, prefill_s)
+            if num_prefill >= self._full_step:
+                self._full.add(num_prefill, prefill_s)
+                self.best_prefill_tokens_per_s = max(self.best_prefill_tokens_per_s, self._full.value)
 
 
 class _FadingRatio:

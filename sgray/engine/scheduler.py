@@ -21,6 +21,7 @@ a row counts only while the sequence still has the lease that it was planned wit
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import insort
 from collections import deque
@@ -31,8 +32,16 @@ from dataclasses import dataclass, field
 from sgray.engine.metrics import StepSpeed
 from sgray.engine.plan import ON_DEVICE, Admission, StepPlan, StepResult
 from sgray.engine.policy import choose_order, running_rank, waiting_rank
+from sgray.engine.queueing import QueuedTokens, give_way, is_late, retry_after
 from sgray.engine.sequence import GRAMMAR_WAIT, NO_SLOT, PREFIX_WAIT, Matcher, Sequence, failure
-from sgray.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError, SgrayError
+from sgray.errors import (
+    ContextLengthError,
+    EngineError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestTimeoutError,
+    SgrayError,
+)
 from sgray.memory.cache import KVLease, PrefixCache
 from sgray.memory.sharing import shared_spans
 from sgray.protocol import (
@@ -53,6 +62,7 @@ MAX_LOOKAHEAD = 4096
 class Limits:
     """What a scheduler may do at most, and the facts of the model that bound a request.
 
+    `max_queued` requests may wait beside those that find a slot, with `max_queued_tokens` tokens to compute.
     `mixed_prefill`: the most prompt tokens in a step that has a decoding sequence in it. `min_lookahead`: tokens of
     output that each sequence must have room for when another one is let in. `min_saved`: how many keys
     must not be read again for a plan to say that several of its sequences have them in the same pages; 0 for never.
@@ -62,6 +72,7 @@ class Limits:
     mixed_prefill: int
     max_running: int
     max_queued: int
+    max_queued_tokens: int
     context_length: int
     vocab_size: int
     end_ids: tuple[int, ...] = ()
@@ -115,6 +126,7 @@ class Scheduler:
         self._random = random.Random(random_seed)
         self._sequences: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []  # sorted by waiting_rank
+        self._queued = QueuedTokens(cache.page_size)
         self._running: list[Sequence] = []  # sorted by running_rank
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
         self._flights: deque[_Flight] = deque()  # oldest first
@@ -123,7 +135,9 @@ class Scheduler:
         self._step = 0
         self._answered = 0.0  # when the last step was
         self._lookahead = limits.min_lookahead
-        self._speed = StepSpeed()
+        self._speed = StepSpeed(full_step=limits.token_budget // 2)
+        self._has_deadlines = False
+        self._dropped: list[str] = []
         self._totals = dict.fromkeys(
             ("prompt_tokens", "cached_tokens", "generation_tokens", "requests", "aborted", "retracted", "refused"), 0
         )
@@ -162,12 +176,16 @@ class Scheduler:
         """Take a request into the queue; raises the SgrayError that it must be refused with."""
         try:
             self._validate(request)
+            sequence = self._sequence(request)
+            self._estimate(sequence)
+            if not request.num_generated:  # an answer that has begun elsewhere is not refused
+                self._make_room(sequence)
         except SgrayError:
             self._totals["refused"] += 1
             raise
         self._totals["requests"] += 1
-        sequence = self._sequence(request)
         self._sequences[request.id] = sequence
+        self._has_deadlines = self._has_deadlines or request.timeout_s is not None
         if not sequence.may_grow and sequence.prompt_logprobs is None:
             self._finish(sequence, Finish("length"))
             return
@@ -192,6 +210,11 @@ class Scheduler:
         """End a request that waits for what cannot be had."""
         self._fail(self._sequences[request_id], error)
 
+    def take_dropped(self) -> list[str]:
+        """Those that were ended in the queue since the last call, and whose grammars nobody waits for any more."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
     def abort(self, request_id: str) -> None:
         """End a request now, wherever it is; unknown and finished ones are none of our business."""
         if (sequence := self._sequences.get(request_id)) is not None:
@@ -201,6 +224,8 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now. Each is to be answered, in order, or failed."""
         self._lookahead = max(self._limits.min_lookahead, self._lookahead - 1)
+        if self._has_deadlines:
+            self._end_late()
         step = _Step(self._limits.token_budget)
         self._continue_running(step)
         self._admit(step)
@@ -275,6 +300,7 @@ class Scheduler:
         assert len(self._running) + len(self._waiting) == len(self._sequences), "a sequence runs and waits"
         assert all(s.lease is None and s.num_computed == 0 for s in self._waiting), "a waiting sequence holds pages"
         assert self._cache.num_leases == len(self._running), "a lease has no running sequence"
+        self._queued.check(self._waiting)
         for sequence in self._running:
             self._check_flights(sequence)
 
@@ -313,10 +339,6 @@ class Scheduler:
                 param="prompt",
             )
         self._validate_ids(request)
-        if not request.num_generated and len(self._waiting) - len(self._free_slots) >= limits.max_queued:
-            raise OverloadedError(
-                f"{len(self._waiting)} requests are waiting and the queue holds {limits.max_queued}; try again later"
-            )
 
     def _validate_ids(self, request: Request) -> None:
         """What indexes the vocabulary must lie in it, within limits: else the whole batch would go down."""
@@ -363,12 +385,59 @@ class Scheduler:
             hashes=self._cache.hashes(request.tokens, namespace),
             max_length=request.num_prompt + sampling.max_new_tokens,
             stop_ids=frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else self._limits.end_ids),
+            deadline=math.inf if request.timeout_s is None else self._clock() + request.timeout_s,
         )
 
-    def _enqueue(self, sequence: Sequence) -> None:
+    def _make_room(self, sequence: Sequence) -> None:
+        """Find a new sequence its place in the queue, if need be that of others; raises QueueFullError."""
+        limits = self._limits
+        num_over = len(self._waiting) - len(self._free_slots) - limits.max_queued + 1
+        num_tokens = self._queued.total + self._queued.added_by(sequence)
+        num_tokens_over = num_tokens - limits.max_queued_tokens if self._waiting else 0
+        if num_over <= 0 and num_tokens_over <= 0:
+            return
+        seconds = retry_after(self._queued.total, self._speed.prefill_tokens_per_s)
+        victims = give_way(self._waiting, sequence.request.priority, num_over, num_tokens_over, self._queued.freed_by)
+        if victims is None:
+            raise QueueFullError(
+                f"{len(self._waiting)} requests are waiting, with this one {num_tokens} tokens are to be computed, and "
+                f"the queue holds {limits.max_queued} requests and {limits.max_queued_tokens} tokens; try again later",
+                retry_after_s=seconds,
+            )
+        for victim in victims:
+            message = "the queue is full, and a request of a higher priority took this one's place; try again later"
+            self._drop(victim, QueueFullError(message, retry_after_s=seconds))
+
+    def _end_late(self) -> None:
+        """End those that wait and whose answer would come after their deadline, as far as that is certain."""
+        now, speed = self._clock(), self._speed.best_prefill_tokens_per_s
+        for sequence in [one for one in self._waiting if is_late(one, now, speed)]:
+            num_uncached = len(sequence.tokens) - self._num_known(sequence)  # others may have computed some
+            sequence.num_uncached = min(sequence.num_uncached, num_uncached)
+            if is_late(sequence, now, speed):
+                message = (
+                    f"the answer would have come after the {sequence.request.timeout_s:g} s that a request may take "
+                    "(api.request_timeout_s), and was not begun; try again later, or send a shorter prompt"
+                )
+                self._drop(sequence, RequestTimeoutError(message))
+
+    def _drop(self, sequence: Sequence, error: SgrayError) -> None:
+        if GRAMMAR_WAIT in sequence.waits:
+            self._dropped.append(sequence.request.id)
+        self._fail(sequence, error)
+
+    def _estimate(self, sequence: Sequence) -> None:
+        """Find out how much it will have to compute."""
         sequence.num_uncached = len(sequence.tokens) - self._num_known(sequence)
         self._await_prefix(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=waiting_rank)
+        self._queued.add(sequence)
+
+    def _dequeue(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+        self._queued.remove(sequence)
 
     def _num_known(self, sequence: Sequence) -> int:
         return self._cache.num_known(sequence.hashes, sequence.max_cached)
@@ -431,6 +500,7 @@ class Scheduler:
         self._leave(sequence)
         sequence.is_retracted = True
         sequence.num_computed = sequence.num_pending = 0
+        self._estimate(sequence)
         self._enqueue(sequence)
 
     # ---- one step: who comes in
@@ -503,7 +573,7 @@ class Scheduler:
         return True
 
     def _place(self, sequence: Sequence, lease: KVLease) -> None:
-        self._waiting.remove(sequence)
+        self._dequeue(sequence)
         insort(self._running, sequence, key=running_rank)
         sequence.slot = self._free_slots.pop()
         sequence.lease = lease
@@ -609,7 +679,7 @@ class Scheduler:
         if sequence.slot != NO_SLOT:
             self._leave(sequence)
         elif sequence in self._waiting:
-            self._waiting.remove(sequence)
+            self._dequeue(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """Give slot and pages back."""

@@ -5,6 +5,7 @@ Knows no device, batch or queue. A sequence has no phases: what is left to do is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,8 +39,9 @@ class Sequence:
     flight are done, `[0, num_computed)` stand in the lease's pages. `num_pending` tokens are drawn by those steps and
     follow `tokens`; nobody here knows them yet. `seed` and the index of a generated token fix its random draw. `number`
     and `arrival` (seconds) never change, so a retracted sequence keeps its age. `num_uncached` estimates, while it
-    waits, how many tokens it will have to compute. With a `matcher`, `mask` is for the token after `tokens`.
-    `num_sent` generated tokens have been told to the outside. `is_retracted`: it has run before, if only elsewhere.
+    waits, how many tokens it will have to compute. With a `matcher`, `mask` is for the token after `tokens`. The answer
+    is of no use after `deadline` (seconds). `num_sent` generated tokens have been told to the outside. `is_retracted`:
+    it has run before, if only elsewhere.
     """
 
     request: Request
@@ -68,6 +70,7 @@ class Sequence:
     matcher: Matcher | None = None
     mask: bytes = b""
     num_sent: int = 0
+    deadline: float = math.inf
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
@@ -211,4 +214,5 @@ class Sequence:
 
 def failure(error: SgrayError) -> Finish:
     """The end of a sequence that met an error."""
-    return Finish("error", error=ErrorInfo(error.status, error.type, error.message, error.param, error.code))
+    told = ErrorInfo(error.status, error.type, error.message, error.param, error.code, error.retry_after_s)
+    return Finish("error", error=told)

@@ -14,6 +14,7 @@ from sgray.engine.loop import EngineLoop
 from sgray.protocol import Delta, EngineInfo, Load, Request, StepReport
 from sgray.serve.call_names import is_of_call
 from sgray.serve.openai.service import OpenAIService
+from sgray.serve.routing.history import History
 
 
 class LocalEngine:
@@ -24,6 +25,7 @@ class LocalEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.info: EngineInfo = engine.info
+        self.history = History()
         self._engine = engine
         self._events = asyncio.get_running_loop()
         self._streams: dict[str, asyncio.Queue[Delta]] = {}

@@ -38,7 +38,8 @@ def build(args: Mapping[str, Any]) -> Application:
     values = config.model_dump()
     replicas = serve.deployment(LLMReplica, **_replica_options(config)).bind(values)
     ingress = serve.deployment(serve.ingress()(Ingress), **_ingress_options(config))
-    application: Application = ingress.bind(values, replicas, environment_keys())
+    resolved = values | {"serve": values["serve"] | {"num_ingress_replicas": _num_ingresses(config)}}
+    application: Application = ingress.bind(resolved, replicas, environment_keys())
     return application
 
 

@@ -19,6 +19,7 @@ from sgray.errors import (
     EngineError,
     InvalidRequestError,
     OverloadedError,
+    QueueFullError,
     ReplicaDrainingError,
     ReplicaLostError,
     RequestTimeoutError,
@@ -31,6 +32,7 @@ from sgray.serve.frames import LinkLimits
 from sgray.serve.link import ReplicaLink
 from sgray.serve.moves import Journey
 from sgray.serve.router import PredictionCounters, Router, Ticket
+from sgray.serve.routing.history import History
 from sgray.serve.table import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ class Dispatcher:
         self._unplaced: set[Journey] = set()
         self._router: Router | None = None  # needs the page size, which the first replica tells
         self._info: EngineInfo | None = None
+        self.history = History()
         self._joined = asyncio.Event()
         self._last_hashes: tuple[list[int], str, list[int]] = ([], "", [])
 
@@ -116,7 +119,7 @@ class Dispatcher:
     async def submit(self, request: Request) -> AsyncGenerator[Delta, None]:
         """The deltas of a request. Closing the generator aborts it. Raises SgrayError where there is no answer."""
         journey = Journey(request, self._random.getrandbits(63))
-        busy: set[str] = set()
+        busy: dict[str, OverloadedError] = {}
         while True:
             place = await self._place(journey, busy)
             if place is None:
@@ -136,6 +139,7 @@ class Dispatcher:
                     if not ticket.has_started:
                         assert self._router is not None
                         self._router.start(ticket, delta.cached_tokens or 0)
+                        self.history.started(journey.request.id, delta.cached_tokens or 0)
                     yield journey.take(delta, link.info)
                     if delta.finish is not None:
                         return
@@ -171,10 +175,10 @@ class Dispatcher:
         self._members.clear()
         self._retired.clear()
 
-    def _go_on(self, journey: Journey, member: _Member, error: SgrayError, busy: set[str]) -> None:
+    def _go_on(self, journey: Journey, member: _Member, error: SgrayError, busy: dict[str, OverloadedError]) -> None:
         """Prepare for the next replica after this error, or raise it."""
         if isinstance(error, OverloadedError) and not journey.has_begun:
-            busy.add(member.name)
+            busy[member.name] = error
         elif isinstance(error, (ReplicaLostError, DeviceLostError)):
             if isinstance(error, ReplicaDrainingError):
                 return
@@ -189,7 +193,7 @@ class Dispatcher:
         else:
             raise error
 
-    async def _place(self, journey: Journey, busy: set[str]) -> tuple[_Member, Ticket] | None:
+    async def _place(self, journey: Journey, busy: Mapping[str, OverloadedError]) -> tuple[_Member, Ticket] | None:
         """Choose a replica and book the choice, without giving up the loop if one is there; None if it is aborted."""
         self._unplaced.add(journey)
         try:
@@ -197,17 +201,20 @@ class Dispatcher:
         finally:
             self._unplaced.discard(journey)
 
-    async def _placed(self, journey: Journey, busy: set[str]) -> tuple[_Member, Ticket] | None:
+    async def _placed(self, journey: Journey, busy: Mapping[str, OverloadedError]) -> tuple[_Member, Ticket] | None:
         deadline = self._now() + self._limits.wait_for_replica_s
         request = journey.request
         while not journey.is_aborted:
             if self._router is not None:
-                exclude = busy | self._strangers(journey) if journey.num_moves else busy
-                ticket = self._router.choose(self._hashes(request), len(request.tokens), exclude=exclude)
+                hashes = self._hashes(request)
+                exclude = {*busy, *(self._strangers(journey) if journey.num_moves else ())}
+                ticket = self._router.choose(hashes, len(request.tokens), exclude=exclude)
                 if ticket is not None:
+                    self.history.asked(hashes, self.info.page_size)
+                    self.history.placed(request.id, ticket.replica, ticket.num_tokens, ticket.predicted_cached)
                     return self._members[ticket.replica], ticket
-                if busy.intersection(self._router.replicas):
-                    raise OverloadedError("all engine replicas are busy; try again later")
+                if not busy.keys().isdisjoint(self._router.replicas):
+                    raise _all_busy(list(busy.values()))
             await self._wait_for_replica(deadline)
         return None
 
@@ -396,12 +403,21 @@ def merge_deltas(deltas: list[Delta]) -> Delta:
     )
 
 
+def _all_busy(refusals: list[OverloadedError]) -> OverloadedError:
+    """What a caller is told that no replica took: where all queues are full, when the first of them may have room."""
+    seconds = [one.retry_after_s for one in refusals if isinstance(one, QueueFullError) and one.retry_after_s]
+    if len(seconds) < len(refusals):
+        return OverloadedError("all engine replicas are busy; try again later")
+    return QueueFullError("the queues of all engine replicas are full; try again later", retry_after_s=min(seconds))
+
+
 def _as_error(info: ErrorInfo) -> SgrayError:
     """The exception that a replica's error was."""
     kinds: tuple[type[SgrayError], ...] = (
         ContextLengthError,
         RequestTooLargeError,
         RequestTimeoutError,
+        QueueFullError,
         OverloadedError,
         ReplicaLostError,
         ReplicaDrainingError,
@@ -409,4 +425,4 @@ def _as_error(info: ErrorInfo) -> SgrayError:
     )
     rest = InvalidRequestError if 400 <= info.status < 500 else EngineError
     kind = next((kind for kind in kinds if kind.code == info.code), rest)
-    return kind(info.message, param=info.param, code=info.code)
+    return kind(info.message, param=info.param, code=info.code, retry_after_s=info.retry_after_s)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from sgray.engine.sequence import failure
 from sgray.errors import (
     InvalidRequestError,
     ReplicaDrainingError,
@@ -21,7 +22,7 @@ from sgray.errors import (
     RequestTooLargeError,
     SgrayError,
 )
-from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Finish, Load, Request, StepReport
+from sgray.protocol import CacheEvent, Delta, EngineInfo, Load, Request, StepReport
 from sgray.serve.call_names import is_of_call
 from sgray.serve.frames import FrameConnection, LinkLimits
 
@@ -508,5 +509,4 @@ def _lost(reason: str) -> ReplicaLostError:
 
 
 def _failed(request_id: str, error: SgrayError) -> Delta:
-    info = ErrorInfo(error.status, error.type, error.message, error.param, error.code)
-    return Delta(request_id, finish=Finish("error", error=info))
+    return Delta(request_id, finish=failure(error))

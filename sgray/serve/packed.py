@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from sgray.protocol import Delta, EngineInfo, Load, Request
 from sgray.serve.dispatch import Dispatcher, merge_deltas
+from sgray.serve.routing.history import History
 
 
 class PackedBackend:
@@ -20,6 +21,11 @@ class PackedBackend:
     def info(self) -> EngineInfo:
         """The dispatcher's."""
         return self._dispatcher.info
+
+    @property
+    def history(self) -> History:
+        """The dispatcher's."""
+        return self._dispatcher.history
 
     def ready(self) -> bool:
         """The dispatcher's."""

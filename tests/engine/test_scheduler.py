@@ -609,7 +609,7 @@ def test_pub_106_a_full_queue_refuses_and_is_empty_afterwards() -> None:
         try:
             rig.add(f"{number}", prompt(number, 5), max_new_tokens=50)
         except OverloadedError as error:
-            assert error.status == 503
+            assert error.status == 429
             refused += 1
     assert refused == 17
     rig.run()

@@ -111,6 +111,9 @@ class Workload:
             self.num_checked += 1
             if output.finish.reason == "abort":
                 continue
+            if output.finish.error is not None:  # it gave way to one of a higher priority
+                assert (output.finish.error.code, output.tokens) == ("queue_full", [])
+                continue
             if output.finish.reason == "stop":
                 assert output.finish.matched == output.tokens[-1] < 200
                 self.num_stopped += 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from sgray.errors import InvalidRequestError, OverloadedError, ReplicaLostError
+from sgray.errors import InvalidRequestError, OverloadedError, QueueFullError, ReplicaLostError
 from sgray.protocol import (
     NO_LOGPROBS,
     CacheEvent,
@@ -32,7 +32,11 @@ from sgray.serve.table import Endpoint
 INFO = EngineInfo("tiny", "/models/tiny", "LlamaForCausalLM", "float32", "cpu", 256, 512, (2,), 16, 64, 8)
 LINK_LIMITS = LinkLimits(heartbeat_s=0.05, dead_after_beats=40, open_timeout_s=1.0)
 LIMITS = DispatchLimits(wait_for_replica_s=5.0, first_reconnect_s=0.01, last_reconnect_s=0.05)
-BUSY = ErrorInfo(503, "overloaded_error", "queue full", code="overloaded")
+BUSY = ErrorInfo(503, "overloaded_error", "shutting down", code="overloaded")
+
+
+def full(retry_after_s: int) -> ErrorInfo:
+    return ErrorInfo(429, "overloaded_error", "queue full", code="queue_full", retry_after_s=retry_after_s)
 
 
 class EchoReplica:
@@ -150,6 +154,19 @@ def test_an_answer_comes_back_whole() -> None:
     run(test)
 
 
+def test_the_history_tells_where_requests_went_and_what_they_had_in_common() -> None:
+    async def test(world: World) -> None:
+        await world.add("a")
+        for index in range(3):
+            await tokens_of(world, Request(str(index), [7] * 32 + [index]))
+        history = world.dispatcher.history
+        assert [history.replica_of(str(index)) for index in range(4)] == ["a", "a", "a", None]
+        assert [(one.num_tokens, one.cached) for one in history.recent(9)] == [(33, 0)] * 3
+        assert [(one.num_tokens, one.num_requests) for one in history.hot(9)] == [(32, 3)]
+
+    run(test)
+
+
 def test_a_busy_replica_sends_the_request_to_the_other() -> None:
     async def test(world: World) -> None:
         busy, free = await world.add("a"), await world.add("b")
@@ -168,6 +185,22 @@ def test_when_all_are_busy_the_caller_is_told_at_once() -> None:
         with pytest.raises(OverloadedError) as caught:
             await asyncio.wait_for(tokens_of(world, Request("1", [1])), 1)
         assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
+
+    run(test)
+
+
+def test_when_all_queues_are_full_the_caller_is_told_when_the_first_may_have_room() -> None:
+    async def test(world: World) -> None:
+        (await world.add("a")).refusal, (await world.add("b")).refusal = full(30), full(7)
+        with pytest.raises(QueueFullError) as caught:
+            await asyncio.wait_for(tokens_of(world, Request("1", [1])), 1)
+        assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (429, "queue_full", 7)
+        (await world.add("c")).refusal = BUSY
+        with pytest.raises(OverloadedError) as caught:
+            await asyncio.wait_for(tokens_of(world, Request("2", [1])), 1)
+        assert (caught.value.status, caught.value.retry_after_s) == (503, 1)
+        await world.add("d")
+        assert await tokens_of(world, Request("3", [5])) == [5]
 
     run(test)
 

@@ -212,6 +212,7 @@ class Rig:
         mixed: int | None = None,
         max_running: int = 8,
         max_queued: int = 100,
+        max_queued_tokens: int = 10**9,
         context: int = 8192,
         end_ids: tuple[int, ...] = (),
         policy: str = "fcfs",
@@ -226,7 +227,16 @@ class Rig:
         self.scheduler = Scheduler(
             self.cache,
             Limits(
-                budget, mixed or budget, max_running, max_queued, context, VOCAB_SIZE, end_ids, lookahead, min_saved=1
+                budget,
+                mixed or budget,
+                max_running,
+                max_queued,
+                max_queued_tokens,
+                context,
+                VOCAB_SIZE,
+                end_ids,
+                lookahead,
+                min_saved=1,
             ),
             clock=lambda: self.now,
             policy=policy,
@@ -237,9 +247,18 @@ class Rig:
         self.outputs: dict[str, Output] = {}
         self.checks = checks
 
-    def add(self, id: str, tokens: list[int], *, priority: int = 0, salt: str = "", **sampling: object) -> None:
+    def add(
+        self,
+        id: str,
+        tokens: list[int],
+        *,
+        priority: int = 0,
+        salt: str = "",
+        timeout_s: float | None = None,
+        **sampling: object,
+    ) -> None:
         params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        self.scheduler.add(Request(id, tokens, params, priority, salt))
+        self.scheduler.add(Request(id, tokens, params, priority, salt, timeout_s=timeout_s))
         self.outputs[id] = Output()
 
     def abort(self, id: str) -> None:

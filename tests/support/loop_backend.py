@@ -9,6 +9,7 @@ from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
 from sgray.protocol import Delta, EngineInfo, Load, Request, StepReport
 from sgray.serve.call_names import is_of_call
+from sgray.serve.routing.history import History
 
 
 class LoopBackend:
@@ -16,6 +17,7 @@ class LoopBackend:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.history = History()
         self._sinks: dict[str, Callable[[Delta], None]] = {}
         self._load = Load()
         self.loop = EngineLoop(engine, self._publish)

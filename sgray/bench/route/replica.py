@@ -50,6 +50,7 @@ class EngineReplica:
             mixed_prefill=size.mixed_tokens,  # a step of the simulation stands for `grain` steps
             max_running=size.max_running,
             max_queued=UNBOUNDED,
+            max_queued_tokens=UNBOUNDED,
             context_length=UNBOUNDED,
             vocab_size=UNBOUNDED,
             min_lookahead=max(1, 64 // grain),

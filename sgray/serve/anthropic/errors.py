@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgray.errors import SgrayError
+from sgray.errors import OverloadedError, SgrayError
 from sgray.serve.openai.forms import Json
 
 _PATH = "/v1/messages"
@@ -16,7 +16,7 @@ _TYPES = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
-_STATUSES = {503: 529}  # clients know an overload by this status
+_OVERLOADED = 529  # clients know an overload by this status
 
 
 def is_anthropic(path: str) -> bool:
@@ -26,7 +26,7 @@ def is_anthropic(path: str) -> bool:
 
 def error_answer(error: SgrayError, request_id: str) -> tuple[int, Json]:
     """The status and the body of an error."""
-    status = _STATUSES.get(error.status, error.status)
+    status = _OVERLOADED if isinstance(error, OverloadedError) else error.status
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return status, {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
 

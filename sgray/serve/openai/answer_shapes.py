@@ -301,6 +301,52 @@ class ServerInfo(AnswerBody):
     internal_states: list[dict[str, Any]]
 
 
+class ReplicaView(AnswerBody):
+    """One replica now; `generation_tokens` is a total since its start."""
+
+    name: str
+    running: int
+    waiting: int
+    waiting_tokens: int = Field(description="Prompt tokens to compute.")
+    kv_total_tokens: int = Field(description="Size of the key-value memory.")
+    kv_used_tokens: int
+    kv_cached_tokens: int = Field(description="Cached and not in use.")
+    hit_rate: float = Field(description="Cached share of prompts.")
+    generation_tokens: int
+    prefill_tokens_per_s: float = Field(description="0 until known.")
+    decode_step_s: float = Field(description="0 until known.")
+
+
+class PrefixView(AnswerBody):
+    """The beginning that some prompts have in common."""
+
+    hash: str
+    tokens: int
+    requests: int = Field(description="Old ones fade.")
+
+
+class DecisionView(AnswerBody):
+    """Where a request went, and what of its prompt was thought to be cached there."""
+
+    time: float = Field(description="Seconds since 1970.")
+    replica: str
+    prompt_tokens: int
+    predicted_cached_tokens: int
+    cached_tokens: int | None = Field(description="What was found; null before the first token.")
+
+
+class Overview(AnswerBody):
+    """What the live page shows, as one ingress knows it."""
+
+    model: str
+    version: str
+    policy: str = Field(description="How a replica is chosen.")
+    hit_rate: float
+    replicas: list[ReplicaView]
+    prefixes: list[PrefixView]
+    decisions: list[DecisionView] = Field(description="The newest first.")
+
+
 class Status(AnswerBody):
     """It is well."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -16,11 +17,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sgray.config import ApiConfig, Config, environment_keys
+from sgray.config import Config, environment_keys
 from sgray.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, OverloadedError, SgrayError
 from sgray.serve.anthropic import errors
 from sgray.serve.batches.batches import Batches
 from sgray.serve.batches.routes import BATCH_ROUTES, BatchCalls
+from sgray.serve.openai.allowance import Limited, begin
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.bounds import Bounded
@@ -39,10 +41,12 @@ from sgray.serve.openai.http import (
     read_json,
     while_connected,
 )
-from sgray.serve.openai.keys import Keyring, Keys, for_admin
+from sgray.serve.openai.keys import OPEN_PATHS, Keyring, Keys, for_admin
 from sgray.serve.openai.metrics import CONTENT_TYPE, ApiMetrics
 from sgray.serve.openai.openapi import document
 from sgray.serve.openai.operations import Entry
+from sgray.serve.openai.overview import overview, page_file
+from sgray.serve.openai.request_log import RequestLog
 from sgray.serve.openai.service import OpenAIService
 from sgray.serve.openai.sse import encode_json
 from sgray.serve.openai.validate import shown
@@ -71,14 +75,16 @@ def app_of(
 
     `behind_keys` are layers that see only calls which have passed the check of their key.
     """
-    api, calls, batch_calls = config.api, _Calls(service, config.api), BatchCalls(batches, config)
+    api, calls, batch_calls = config.api, _Calls(service, config), BatchCalls(batches, config)
     routes = [_route(entry, calls) for entry in CALL_ROUTES] + [_route(entry, batch_calls) for entry in BATCH_ROUTES]
+    log = None if api.request_log is None else RequestLog(api.request_log)
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(Observed, metrics=service.metrics),
+            Middleware(Observed, metrics=service.metrics, log=log),
             Middleware(Bounded, api=api),
             Middleware(Keys, keyring=keyring),
+            Middleware(Limited, config=config, paths=[entry.path for entry in CALL_ROUTES if entry.is_limited]),
             *behind_keys,
         ],
         exception_handlers={HTTPException: _http_exception},
@@ -90,9 +96,10 @@ def app_of(
 class _Calls:
     """The handlers of the routes."""
 
-    def __init__(self, service: OpenAIService, api: ApiConfig) -> None:
+    def __init__(self, service: OpenAIService, config: Config) -> None:
         self._service = service
-        self._api = api
+        self._config = config
+        self._api = config.api
         self._description: bytes | None = None
 
     async def chat(self, request: Request) -> Response:
@@ -120,8 +127,9 @@ class _Calls:
         return json_response(await self._service.detokenize(await self._body(request)))
 
     async def score(self, request: Request) -> Response:
-        score = self._service.score(await self._body(request))
-        return json_response(await while_connected(request.receive, score))
+        scoring = await self._service.open_score(await self._body(request))
+        begin(request.scope, scoring.generation)
+        return json_response(await while_connected(request.receive, scoring.whole()))
 
     async def model_info(self, request: Request) -> Response:
         return json_response(self._service.control.model_info())
@@ -166,6 +174,18 @@ class _Calls:
         """200 while this process answers at all."""
         return json_response({"status": "ok"})
 
+    async def page(self, request: Request) -> Response:
+        return page_file("index.html")
+
+    async def page_style(self, request: Request) -> Response:
+        return page_file("page.css")
+
+    async def page_script(self, request: Request) -> Response:
+        return page_file("page.js")
+
+    async def overview(self, request: Request) -> Response:
+        return json_response(overview(self._config, self._service.backend))
+
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
@@ -178,6 +198,7 @@ class _Calls:
     async def _respond(self, request: Request, opened: Callable[[object], Awaitable[Answer]]) -> Response:
         """The answer of a call. What fails before the first event of a stream is still an HTTP status."""
         answer = await opened(await self._body(request))
+        begin(request.scope, answer.generation)
         if not answer.is_stream:
             return json_response(await while_connected(request.receive, answer.whole()))
         events = answer.events()
@@ -193,13 +214,13 @@ class _Calls:
 
 
 CALL_ROUTES = (
-    Entry("POST", "/v1/chat/completions", _Calls.chat),
-    Entry("POST", "/v1/completions", _Calls.completions),
-    Entry("POST", "/v1/responses", _Calls.responses),
-    Entry("POST", "/v1/messages", _Calls.messages),
+    Entry("POST", "/v1/chat/completions", _Calls.chat, is_limited=True),
+    Entry("POST", "/v1/completions", _Calls.completions, is_limited=True),
+    Entry("POST", "/v1/responses", _Calls.responses, is_limited=True),
+    Entry("POST", "/v1/messages", _Calls.messages, is_limited=True),
     Entry("POST", "/v1/messages/count_tokens", _Calls.count_tokens),
-    Entry("POST", "/generate", _Calls.generate),
-    Entry("POST", "/v1/score", _Calls.score),
+    Entry("POST", "/generate", _Calls.generate, is_limited=True),
+    Entry("POST", "/v1/score", _Calls.score, is_limited=True),
     Entry("POST", "/v1/tokenize", _Calls.tokenize),
     Entry("POST", "/tokenize", _Calls.tokenize),
     Entry("POST", "/v1/detokenize", _Calls.detokenize),
@@ -214,6 +235,10 @@ CALL_ROUTES = (
     Entry("GET", "/get_model_info", _Calls.model_info),
     Entry("GET", "/server_info", _Calls.server_info),
     Entry("GET", "/get_server_info", _Calls.server_info),
+    Entry("GET", "/", _Calls.page),
+    Entry("GET", "/page/page.css", _Calls.page_style),
+    Entry("GET", "/page/page.js", _Calls.page_script),
+    Entry("GET", "/overview", _Calls.overview),
     Entry("GET", "/metrics", _Calls.metrics),
     Entry("POST", "/abort_request", _Calls.abort_request),
     Entry("GET, POST", "/flush_cache", _Calls.flush_cache, is_admin=True),
@@ -232,11 +257,12 @@ def _route(entry: Entry, calls: _Calls | BatchCalls) -> Route:
 
 
 class Observed:
-    """Gives each response its request id, the client's if it is sane, and counts it by route and status."""
+    """Gives each response its request id, the client's if it is sane, counts it by route and status, and logs it."""
 
-    def __init__(self, app: ASGIApp, metrics: ApiMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics, log: RequestLog | None) -> None:
         self._app = app
         self._metrics = metrics
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on."""
@@ -245,23 +271,34 @@ class Observed:
             return
         request_id = _request_id(scope)
         is_anthropic = errors.is_anthropic(scope["path"].removeprefix(scope.get("root_path", "")))
+        began, status = time.monotonic(), _CLIENT_CLOSED  # of those who get no answer at all
 
         async def observed(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 if is_anthropic:
                     headers["request-id"] = request_id
-                route = scope.get("route")
-                path = route.path if isinstance(route, Route) else "unknown"  # never the client's path: it is unbounded
-                self._metrics.responses.labels(path, str(message["status"])).inc()
+                self._metrics.responses.labels(_route_of(scope), str(status)).inc()
             await send(message)
 
         scope[REQUEST_ID] = request_id
         if is_anthropic:
             scope[ERROR_SHAPE] = errors.error_answer
         scope[STRAIGHT_SEND] = send
-        await self._app(scope, receive, observed)
+        try:
+            await self._app(scope, receive, observed)
+        finally:
+            if self._log is not None and (route := _route_of(scope)) not in OPEN_PATHS:
+                self._log.write(scope, route, status, began)
+
+
+def _route_of(scope: Scope) -> str:
+    """The route's own path, never the client's: that is unbounded."""
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else "unknown"
 
 
 def _request_id(scope: Scope) -> str:

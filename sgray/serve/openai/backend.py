@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 from sgray.protocol import Delta, EngineInfo, Load, Request
+from sgray.serve.routing.history import History
 
 
 class DeltaStream(Protocol):
@@ -30,6 +31,11 @@ class Backend(Protocol):
     @property
     def info(self) -> EngineInfo:
         """Facts about the model; raises OverloadedError while no replica is known yet."""
+        ...
+
+    @property
+    def history(self) -> History:
+        """What became of the latest choices of replicas; empty where there is nothing to choose."""
         ...
 
     def abort_calls(self, name: str | None) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from sgray.errors import EngineError, RequestTimeoutError, SgrayError
 from sgray.protocol import NO_LOGPROBS, Delta, Request, SamplingParams, Usage
@@ -22,6 +22,7 @@ from sgray.text.token_ids import TextCodec
 
 Pieces = AsyncGenerator[tuple[Choice, Piece], None]
 ResultT = TypeVar("ResultT")
+Outcome = Literal["unfinished", "finished", "aborted", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,9 @@ class Generation:
         self._backend = backend
         self._metrics = metrics
         self._timeout_s = timeout_s
+        self.first_token: float | None = None  # when it came, of the monotonic clock
+        self.replica: str | None = None  # where the choice that began first was computed, if that is known
+        self.outcome: Outcome = "unfinished"
         self.choices = [self._choice(index, tokenizer) for index in range(len(call.prompts) * call.n)]
 
     def _choice(self, index: int, tokenizer: TextCodec) -> Choice:
@@ -80,6 +84,11 @@ class Generation:
             cached_tokens=sum(min(choice.cached_tokens for choice in group) for group in groups),
         )
 
+    def num_used(self) -> int:
+        """Tokens that the engine worked on for the caller so far: none before it has drawn the first one."""
+        usage = self.usage()
+        return usage.prompt_tokens + usage.completion_tokens if self.first_token is not None else 0
+
     async def pieces(self) -> Pieces:
         """The pieces of all choices as they come, the last of each with its finish reason."""
         meter = self._metrics.call()
@@ -88,11 +97,14 @@ class Generation:
                 async for choice, piece in pieces:
                     yield choice, piece
         except (GeneratorExit, asyncio.CancelledError):
+            self.outcome = "aborted"
             meter.aborted(self.usage())
             raise
         except BaseException:
+            self.outcome = "failed"
             meter.failed(self.usage())
             raise
+        self.outcome = "finished"
         meter.finished(self.usage())
 
     async def _timed(self, meter: CallMeter) -> Pieces:
@@ -124,6 +136,8 @@ class Generation:
             return
         async with aclosing(self._backend.submit(self._request(choice.index, sampling))) as deltas:
             async for delta in deltas:
+                if self.first_token is None and delta.tokens:
+                    self._begin(choice.index)
                 before = choice.num_tokens
                 piece = self._fed(choice, delta)
                 meter.received(choice.index, choice.num_tokens - before)
@@ -132,6 +146,10 @@ class Generation:
                 if choice.is_finished:
                     return
         raise EngineError("the engine's answer broke off without a reason")
+
+    def _begin(self, index: int) -> None:
+        self.first_token = time.monotonic()
+        self.replica = self._backend.history.replica_of(self._id(index))
 
     def _fed(self, choice: Choice, delta: Delta) -> Piece | None:
         """What a choice makes of a delta. Of a grammar the engine knows its kind alone, not the caller's field."""
@@ -146,11 +164,14 @@ class Generation:
     def _held(self, index: int) -> Held | None:
         return self.call.grammars[index // self.call.n] if self.call.grammars else None
 
+    def _id(self, index: int) -> str:
+        return request_id(self.call.id, index, self.call.names[index] if self.call.names else "")
+
     def _request(self, index: int, sampling: SamplingParams) -> Request:
         """The engine's request; an answer of no tokens still takes a step where the prompt's logprobs are asked for."""
         call, held = self.call, self._held(index)
         return Request(
-            id=request_id(call.id, index, call.names[index] if call.names else ""),
+            id=self._id(index),
             tokens=call.prompts[index // call.n].tokens,
             sampling=replace(
                 sampling,
@@ -160,6 +181,7 @@ class Generation:
             priority=call.priority,
             salt=call.salt,
             grammar=None if held is None else held.grammar,
+            timeout_s=self._timeout_s,
         )
 
 

@@ -48,9 +48,8 @@ def json_response(value: Any) -> Response:
 def error_response(error: SgrayError, scope: Scope, headers: dict[str, str] | None = None) -> Response:
     """The HTTP answer of an error, in the call's shape. ASCII, since messages may quote what the client sent."""
     headers = dict(headers or {})
-    if error.status in (429, 503):
-        seconds = error.retry_after_s if isinstance(error, OverloadedError) else OverloadedError.retry_after_s
-        headers["retry-after"] = str(seconds)
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
     shape: ErrorShape | None = scope.get(ERROR_SHAPE)
     status, body = (error.status, error.body()) if shape is None else shape(error, scope[REQUEST_ID])
     return Response(json.dumps(body), status, headers, media_type="application/json")

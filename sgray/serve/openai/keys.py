@@ -1,8 +1,8 @@
 """Who may call: API keys and the operator's keys, checked before anything of a call is read.
 
-While any key is set, every route is closed but those that a load balancer asks. A key is compared by its digest, and in
-constant time; the key itself is kept, logged and answered nowhere. It knows nothing of the routes behind it, except
-that some are the operator's: those are wrapped in `for_admin`.
+While any key is set, every route is closed but those that a load balancer asks and the files of the live page. A key is
+compared by its digest, and in constant time; the key itself is kept, logged and answered nowhere. It knows nothing of
+the routes behind it, except that some are the operator's: those are wrapped in `for_admin`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hmac
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import Request
@@ -25,8 +26,12 @@ from sgray.serve.openai.http import Handler, error_response
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
-"""What a load balancer asks without a key. They tell one bit: whether this server can take work."""
+OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/", "/page/page.css", "/page/page.js"})
+"""What is open without a key. A load balancer asks the first three, which tell one bit: whether this server can take
+work. The others are the files of the live page, the same on every server, in which a browser asks for the key."""
+
+CALLER = "sgray.caller"
+"""Where a scope keeps the SHA-256 digest, in hex, of the key that a call came with; not there without keys."""
 
 _ACCESS = "sgray.access"  # where a scope keeps what its key opens
 _LOOK_AGAIN_S = 1.0
@@ -38,6 +43,14 @@ class Access(enum.Enum):
 
     CALLER = "caller"
     ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: what the key opens, and the key's digest."""
+
+    access: Access
+    digest: bytes
 
 
 class KeyFile:
@@ -102,13 +115,15 @@ class Keyring:
         self._environment_admin = tuple(map(bytes.fromhex, environment.admin))
         self.is_closed = any((self._api, self._admin, self._environment_api, self._environment_admin))
 
-    def access(self, keys: Iterable[bytes]) -> Access | None:
-        """What the best of these keys opens; None for nothing."""
+    def caller(self, keys: Iterable[bytes]) -> Caller | None:
+        """Who comes with these keys, by the best of them; None where none is good."""
         self._refresh()
         digests = [hashlib.sha256(key).digest() for key in keys if key]
-        is_caller = _any_equal(digests, self._digests(self._environment_api, self._api))
-        is_admin = _any_equal(digests, self._digests(self._environment_admin, self._admin))
-        return Access.ADMIN if is_admin else Access.CALLER if is_caller else None
+        caller = _equal(digests, self._digests(self._environment_api, self._api))
+        admin = _equal(digests, self._digests(self._environment_admin, self._admin))
+        if admin is not None:
+            return Caller(Access.ADMIN, admin)
+        return None if caller is None else Caller(Access.CALLER, caller)
 
     def _digests(self, fixed: tuple[bytes, ...], files: Sequence[KeyFile]) -> tuple[bytes, ...]:
         return fixed + tuple(digest for file in files for digest in file.digests)
@@ -130,22 +145,26 @@ class Keys:
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on, with what it may do in its scope."""
+        """Pass the call on, with what it may do and whose it is in its scope."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        access: Access | None = Access.ADMIN
+        caller: Caller | None = None
         if self._keyring.is_closed:
             authorization, key = _header(scope, b"authorization"), _header(scope, b"x-api-key")
-            access = self._keyring.access((_bearer(authorization), key))
-            if access is None and scope["type"] == "websocket":
+            caller = self._keyring.caller((_bearer(authorization), key))
+            if caller is None and scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
                 return
-            if access is None and _path(scope) not in OPEN_PATHS:
+            if caller is None and _path(scope) not in OPEN_PATHS:
                 error = InvalidKeyError(_reason(authorization, key))
                 await error_response(error, scope, {"www-authenticate": "Bearer"})(scope, receive, send)
                 return
-        scope[_ACCESS] = access
+        if caller is not None:
+            scope[CALLER] = caller.digest.hex()
+            scope[_ACCESS] = caller.access
+        elif not self._keyring.is_closed:
+            scope[_ACCESS] = Access.ADMIN
         await self._app(scope, receive, send)
 
 
@@ -164,13 +183,10 @@ def _files(path: str | None, name: str) -> tuple[KeyFile, ...]:
     return () if path is None else (KeyFile(Path(path).expanduser(), name),)
 
 
-def _any_equal(digests: Sequence[bytes], known: Sequence[bytes]) -> bool:
-    """Whether any pair is equal. All pairs are compared, so that the time tells nothing of which."""
-    found = False
-    for digest in digests:
-        for other in known:
-            found |= hmac.compare_digest(digest, other)
-    return found
+def _equal(digests: Sequence[bytes], known: Sequence[bytes]) -> bytes | None:
+    """The first digest that is known. All pairs are compared, so that the time tells nothing of which."""
+    good = [digest for digest in digests for other in known if hmac.compare_digest(digest, other)]
+    return good[0] if good else None
 
 
 def _header(scope: Scope, name: bytes) -> bytes:

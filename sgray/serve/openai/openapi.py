@@ -33,6 +33,7 @@ ERRORS: tuple[Error, ...] = (
     errors.RequestTimeoutError,
     errors.RequestTooLargeError,
     errors.UrlTooLongError,
+    errors.RateLimitError,
     errors.HeadersTooLargeError,
     errors.SgrayError,
     errors.OverloadedError,
@@ -175,6 +176,8 @@ def _refusals(entry: Entry, about: Operation) -> Json:
         kinds.append(errors.InvalidKeyError)
     if entry.is_admin or about.has_admin_part:
         kinds.append(errors.AdminKeyRequiredError)
+    if entry.is_limited:
+        kinds.append(errors.RateLimitError)
     if about.names_model or about.may_be_missing:
         kinds.append(errors.NotFoundError)
     if about.waits:

@@ -41,12 +41,16 @@ FORM = "multipart/form-data"
 
 @dataclass(frozen=True)
 class Entry:
-    """One route: its methods, split by a comma, its path, its handler, and whether it is the operator's alone."""
+    """One route: its methods, split by a comma, its path, its handler, and whether it is the operator's alone.
+
+    `is_limited`: a key's calls of it count towards what the key may use.
+    """
 
     verbs: str
     path: str
     handler: Callable[..., Awaitable[Response]]
     is_admin: bool = False
+    is_limited: bool = False
 
     @property
     def methods(self) -> list[str]:
@@ -191,6 +195,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "server_info": Operation(
         "The version, the configuration and the load of each replica", answer=answers.ServerInfo, waits=True
     ),
+    "page": Operation("The live page", "For people; without a key it shows nothing.", answer="text/html"),
+    "page_style": Operation("How the live page looks", answer="text/css"),
+    "page_script": Operation("What the live page does", answer="text/javascript"),
+    "overview": Operation("What the live page shows", answer=answers.Overview),
     "metrics": Operation("Counts and times in Prometheus' text format", answer=TEXT_PLAIN),
     "abort_request": Operation(
         "Stop the calls of a name",

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from sgray.errors import ContextLengthError, EngineError
 from sgray.protocol import SamplingParams
 from sgray.serve.openai.choices import Choice
 from sgray.serve.openai.forms import Json
-from sgray.serve.openai.generation import Call
+from sgray.serve.openai.generation import Call, Generation
 from sgray.serve.openai.prompts import Prompt, checked_ids, tokenise
 from sgray.serve.openai.sampling import Limits, TextOptions
 from sgray.serve.openai.schemas import ScoreBody
@@ -61,7 +63,24 @@ def score_call(call_id: str, prompts: Sequence[list[int]], labels: Sequence[int]
     )
 
 
-def score_json(body: ScoreBody, model: str, prompts: Sequence[list[int]], choices: Sequence[Choice]) -> Json:
+@dataclass(frozen=True)
+class Scoring:
+    """A checked call for scores, ready to run."""
+
+    body: ScoreBody
+    model: str
+    prompts: Sequence[list[int]]
+    generation: Generation
+
+    async def whole(self) -> Json:
+        """The answer; may be asked for once."""
+        async with aclosing(self.generation.pieces()) as pieces:
+            async for _ in pieces:
+                pass
+        return _score_json(self.body, self.model, self.prompts, self.generation.choices)
+
+
+def _score_json(body: ScoreBody, model: str, prompts: Sequence[list[int]], choices: Sequence[Choice]) -> Json:
     """The answer: a row of probabilities an item, in the order of the labels."""
     count = len(body.label_token_ids)
     logprobs = [_last_logprob(choice) for choice in choices]

@@ -6,7 +6,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +56,7 @@ from sgray.serve.openai.schemas import (
     ScoreBody,
     StreamOptions,
 )
-from sgray.serve.openai.scores import score_call, score_json, score_prompts
+from sgray.serve.openai.scores import Scoring, score_call, score_prompts
 from sgray.serve.openai.sse import DataEvents, Framing, NamedEvents
 from sgray.serve.openai.token_calls import (
     chat_fields,
@@ -144,16 +143,16 @@ class OpenAIService:
 
     async def score(self, body: object) -> Json:
         """The probabilities of label tokens after each item."""
+        return await (await self.open_score(body)).whole()
+
+    async def open_score(self, body: object) -> Scoring:
+        """A checked call for scores."""
         given = parse_body(ScoreBody, body)
         self._check_given_model(given.model)
         self._refuse_text("query", is_asked=isinstance(given.query, str))
         prompts = await score_prompts(given, self._tokenizer, self._limits())
         call = score_call(f"score-{uuid.uuid4().hex}", prompts, given.label_token_ids)
-        generation = self._generation(call)
-        async with aclosing(generation.pieces()) as pieces:
-            async for _ in pieces:
-                pass
-        return score_json(given, self.model_name, prompts, generation.choices)
+        return Scoring(given, self.model_name, prompts, self._generation(call))
 
     async def open_chat(self, body: object) -> Answer:
         """A checked chat call."""

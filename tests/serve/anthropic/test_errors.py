@@ -9,7 +9,7 @@ import anthropic
 import httpx
 import pytest
 
-from sgray.errors import EngineError, OverloadedError, RequestTimeoutError
+from sgray.errors import EngineError, OverloadedError, QueueFullError, RequestTimeoutError
 from sgray.protocol import Finish
 
 pytestmark = pytest.mark.anyio
@@ -57,6 +57,7 @@ async def test_keys_open_in_either_header_and_a_wrong_one_is_an_authentication_e
     ("failure", "error", "kind"),
     [
         (OverloadedError("full"), "OverloadedError", "overloaded_error"),
+        (QueueFullError("full"), "OverloadedError", "overloaded_error"),
         (EngineError("the step failed"), "InternalServerError", "api_error"),
         (RequestTimeoutError("too long"), "RequestTimeoutError", "timeout_error"),
         (ZeroDivisionError("x"), "InternalServerError", "api_error"),

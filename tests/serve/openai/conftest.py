@@ -20,6 +20,7 @@ from sgray.engine.engine import Engine
 from sgray.errors import SgrayError
 from sgray.protocol import NO_LOGPROBS, Delta, EngineInfo, Finish, Load, Request, TokenLogprobs
 from sgray.serve.openai.app import create_app
+from sgray.serve.routing.history import History
 from sgray.text.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
@@ -61,6 +62,7 @@ class ScriptedBackend:
     stopped: list[str | None] = field(default_factory=list)
     flushed: int = 0
     holders: list[str] = field(default_factory=list)
+    history: History = field(default_factory=History)
 
     def abort_calls(self, name: str | None) -> None:
         self.stopped.append(name)
@@ -77,6 +79,7 @@ class ScriptedBackend:
 
     async def submit(self, request: Request) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
+        self.history.placed(request.id, "replica-1", len(request.tokens), 0)
         self.running.add(request.id)
         is_done = False
         try:

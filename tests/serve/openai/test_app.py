@@ -7,6 +7,8 @@ import json
 import openai
 import pytest
 
+from sgray.errors import OverloadedError, QueueFullError
+
 pytestmark = pytest.mark.anyio
 
 POSTS = ["/v1/chat/completions", "/v1/completions", "/generate"]
@@ -75,7 +77,7 @@ async def test_the_served_model_is_listed_and_found(client):
 
 
 async def test_an_unknown_route_is_a_404_in_openai_shape(api):
-    for path in ("/v1/nothing", "/", "/v1/models/", "/v2/chat/completions"):
+    for path in ("/v1/nothing", "/page", "/v1/models/", "/v2/chat/completions"):
         response = await api.http.get(path)
         assert response.status_code == 404
         assert response.json()["error"]["type"] == "invalid_request_error"
@@ -133,8 +135,6 @@ async def test_health_follows_the_backend_and_live_does_not(api, backend):
 
 
 async def test_an_overloaded_backend_is_a_503_with_retry_after(api, backend):
-    from sgray.errors import OverloadedError
-
     backend.fail_after, backend.failure = 0, OverloadedError("queues are full")
     for path in POSTS:
         for stream in (False, True):
@@ -142,6 +142,16 @@ async def test_an_overloaded_backend_is_a_503_with_retry_after(api, backend):
             assert response.status_code == 503
             assert response.headers["retry-after"] == "1"
             assert response.json()["error"]["code"] == "overloaded"
+
+
+async def test_a_full_queue_is_a_429_that_says_when_to_come_again(api, backend):
+    backend.fail_after, backend.failure = 0, QueueFullError("full", retry_after_s=7)
+    for path in POSTS:
+        for stream in (False, True):
+            response = await api.post(path, stream=stream)
+            assert (response.status_code, response.headers["retry-after"]) == (429, "7")
+            error = response.json()["error"]
+            assert (error["type"], error["code"]) == ("overloaded_error", "queue_full")
 
 
 async def test_a_fault_of_the_program_is_a_500_without_its_inner_words(api, backend, caplog):

@@ -130,6 +130,7 @@ async def test_forms_of_other_apis_are_as_described(make_app, tokenizer, backend
         (f"/v1/models/{Config().model_name}", None),
         ("/model_info", None),
         ("/server_info", None),
+        ("/overview", None),
         ("/health_generate", None),
         ("/live", None),
     ],

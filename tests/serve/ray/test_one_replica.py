@@ -170,6 +170,20 @@ def test_the_routes_beside_calls_reach_the_replica(service: Any) -> None:
     service.assert_idle()
 
 
+def test_the_live_page_shows_where_requests_went_and_what_they_have_in_common(service: Any) -> None:
+    page = httpx.get(f"{service.url}/", timeout=30)
+    assert page.headers["content-type"].startswith("text/html") and "page/page.js" in page.text
+    assert "overview" in httpx.get(f"{service.url}/page/page.js", timeout=30).text
+    for end in ("the park", "the sea"):
+        service.openai().chat.completions.create(**service.body(f"{PROMPT} went to {end}", max_tokens=4))
+    found = httpx.get(f"{service.url}/overview", timeout=30).json()
+    (replica,) = found["replicas"]
+    assert replica["kv_total_tokens"] == 16_384 and replica["generation_tokens"] > 0
+    latest = found["decisions"][0]
+    assert latest["replica"] == replica["name"] and latest["cached_tokens"] > 0
+    assert found["prefixes"] and found["prefixes"][0]["requests"] > 1
+
+
 def test_a_body_that_stops_half_way_holds_nothing(service: Any) -> None:
     import socket
 
