@@ -71,6 +71,8 @@ class Request:
     """One sequence to generate. A call with n > 1 is n requests; their common prompt is computed once.
 
     `id` is unique over all ingresses. `salt` keeps the prefix cache of callers apart. Larger `priority` goes first.
+    `program` names what this is a part of and what is likely to come back to its prefix: its requests meet in one place
+    where that costs nothing, and what they computed is kept longer, until the program is said to have ended.
     """
 
     id: str
@@ -79,6 +81,7 @@ class Request:
     priority: int = 0
     salt: str = ""
     grammar: Grammar | None = None
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True)

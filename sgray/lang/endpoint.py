@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from sgray.errors import InvalidRequestError
@@ -27,6 +27,10 @@ class HttpTransport:
     def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """See Transport."""
         return self._client.events(_PATHS["generate"], body)
+
+    async def end_programs(self, programs: Sequence[str]) -> None:
+        """See Transport."""
+        await self._client.post_empty("/end_programs", {"program_ids": list(programs)})
 
     async def flush(self) -> bool:
         """See Transport."""

@@ -6,7 +6,7 @@ The handle is passed in, so that nothing here knows Ray: it is an object whose m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from sgray.errors import EngineError, SgrayError
@@ -45,6 +45,10 @@ class HandleTransport:
             except Exception as error:  # noqa: BLE001 - as above
                 raise _unwrapped(error) from None
 
+    async def end_programs(self, programs: Sequence[str]) -> None:
+        """See Transport."""
+        await self._ask("end_programs", list(programs))
+
     async def flush(self) -> bool:
         """See Transport."""
         return bool(await self._ask("flush_cache"))
@@ -54,9 +58,9 @@ class HandleTransport:
         info: dict[str, Any] = await self._ask("server_info")
         return info
 
-    async def _ask(self, name: str) -> Any:
+    async def _ask(self, name: str, *given: Any) -> Any:
         try:
-            return await getattr(self._handle, name).remote()
+            return await getattr(self._handle, name).remote(*given)
         except Exception as error:  # noqa: BLE001 - as above
             raise _unwrapped(error) from None
 

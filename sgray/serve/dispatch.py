@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sgray.config import RoutingPolicy
@@ -138,6 +138,13 @@ class Dispatcher:
         for member in self._members.values():
             member.link.abort_calls(name)
 
+    def end_programs(self, programs: Sequence[str]) -> None:
+        """Tell all replicas that these programs have ended; any of them may hold something for one."""
+        for member in self._members.values():
+            member.link.end_programs(programs)
+        if self._router is not None:
+            self._router.end_programs(programs)
+
     async def flush(self) -> list[str]:
         """Empty the prefix cache of every connected replica; the names of those where that was not possible."""
         connected = self._router.replicas if self._router is not None else ()
@@ -160,7 +167,9 @@ class Dispatcher:
         deadline = self._now() + self._limits.wait_for_replica_s
         while True:
             if self._router is not None:
-                ticket = self._router.choose(self._hashes(request), len(request.tokens), exclude=busy)
+                ticket = self._router.choose(
+                    self._hashes(request), len(request.tokens), exclude=busy, program=request.program
+                )
                 if ticket is not None:
                     return self._members[ticket.replica], ticket
                 if busy.intersection(self._router.replicas):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -108,6 +108,10 @@ class Ingress:
         """As POST /v1/detokenize."""
         await self._dispatcher.wait_known()
         return await self._service.detokenize(body)
+
+    async def end_programs(self, programs: Sequence[str]) -> None:
+        """As POST /end_programs."""
+        self._dispatcher.end_programs(programs)
 
     async def flush_cache(self) -> bool:
         """As POST /flush_cache; False where requests hold a cache."""

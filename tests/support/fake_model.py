@@ -220,9 +220,11 @@ class Rig:
         self.outputs: dict[str, Output] = {}
         self.checks = checks
 
-    def add(self, id: str, tokens: list[int], *, priority: int = 0, salt: str = "", **sampling: object) -> None:
+    def add(
+        self, id: str, tokens: list[int], *, priority: int = 0, salt: str = "", program: str = "", **sampling: object
+    ) -> None:
         params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        self.scheduler.add(Request(id, tokens, params, priority, salt))
+        self.scheduler.add(Request(id, tokens, params, priority, salt, program=program))
         self.outputs[id] = Output()
 
     def abort(self, id: str) -> None:

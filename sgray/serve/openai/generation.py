@@ -29,7 +29,8 @@ class Call:
     """A checked call: `n` choices for each prompt.
 
     `sampling[i]` and `text[i]` belong to prompt i, as does `grammars[i]` where there are any. `names` are what the
-    caller calls the choices, if it does. `keeps_aborted` as in a choice.
+    caller calls the choices, if it does, and `programs` what the prompts are parts of. `keeps_aborted` as in a choice.
+    `computes_prompts`: an answer of no tokens leaves its prompt in the prefix cache.
     """
 
     id: str
@@ -43,6 +44,8 @@ class Call:
     salt: str = ""
     priority: int = 0
     grammars: Sequence[Held | None] = ()
+    programs: Sequence[str] = ()
+    computes_prompts: bool = False
 
 
 class Generation:
@@ -119,7 +122,7 @@ class Generation:
     async def _read(self, choice: Choice, meter: CallMeter) -> Pieces:
         """The pieces of one choice. Leaving early, also at a stop string, aborts the engine's request."""
         sampling = self.call.sampling[choice.index // self.call.n]
-        if sampling.max_new_tokens == 0 and sampling.prompt_logprobs == NO_LOGPROBS:
+        if sampling.max_new_tokens == 0 and not self._needs_prompt(choice, sampling):
             yield choice, choice.empty()
             return
         async with aclosing(self._backend.submit(self._request(choice.index, sampling))) as deltas:
@@ -132,6 +135,11 @@ class Generation:
                 if choice.is_finished:
                     return
         raise EngineError("the engine's answer broke off without a reason")
+
+    def _needs_prompt(self, choice: Choice, sampling: SamplingParams) -> bool:
+        """Whether the engine has something to do for an answer of no tokens, and room to do it."""
+        has_room = choice.num_prompt < self._backend.info.context_length
+        return sampling.prompt_logprobs != NO_LOGPROBS or (self.call.computes_prompts and has_room)
 
     def _fed(self, choice: Choice, delta: Delta) -> Piece | None:
         """What a choice makes of a delta. Of a grammar the engine knows its kind alone, not the caller's field."""
@@ -147,7 +155,7 @@ class Generation:
         return self.call.grammars[index // self.call.n] if self.call.grammars else None
 
     def _request(self, index: int, sampling: SamplingParams) -> Request:
-        """The engine's request; an answer of no tokens still takes a step where the prompt's logprobs are asked for."""
+        """The engine's request; an answer of no tokens still takes the step that computes its prompt."""
         call, held = self.call, self._held(index)
         return Request(
             id=request_id(call.id, index, call.names[index] if call.names else ""),
@@ -160,6 +168,7 @@ class Generation:
             priority=call.priority,
             salt=call.salt,
             grammar=None if held is None else held.grammar,
+            program=call.programs[index // call.n] if call.programs else "",
         )
 
 

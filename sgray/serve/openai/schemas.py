@@ -159,6 +159,11 @@ class NativeBody(Body):
         None, description="Token ids whose logprobs come with each token's, or an array of such arrays, one a prompt."
     )
     return_text_in_logprobs: bool = Field(False, description="The text of each token beside its id, else null.")
+    program_id: Annotated[Any, Like(str | list[str])] = Field(
+        "",
+        description="What the call is a part of, of at most 256 characters, or an array, one a prompt: its prefix "
+        "stays in the cache until /end_programs, and its calls meet on one replica.",
+    )
     cache_salt: str = Field("", max_length=256)
     priority: int = Field(0, ge=-(2**31), lt=2**31)
 
@@ -202,6 +207,12 @@ class AbortBody(Body):
 
     rid: str = Field("", max_length=512)
     abort_all: bool = False
+
+
+class EndProgramsBody(Body):
+    """POST /end_programs."""
+
+    program_ids: list[str] = Field(max_length=4096)
 
 
 TEXT_ONLY = "the models served here read text alone"

@@ -34,6 +34,7 @@ from sgray.serve.openai.native_fields import (
     native_sampling,
     parse_logprobs,
     parse_native,
+    parse_programs,
     parse_sampling,
 )
 from sgray.serve.openai.prompts import THREAD_CHARS, Prompt, answer_tokens, parse_prompts, tokenise
@@ -291,6 +292,8 @@ class OpenAIService:
             salt=native.cache_salt,
             priority=native.priority,
             grammars=await self._native_grammars(given, is_list=isinstance(native.sampling_params, list)),
+            programs=parse_programs(native, count),
+            computes_prompts=True,
         )
         return self._answer(form, call, native.stream, has_fast_text=False)
 
