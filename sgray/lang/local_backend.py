@@ -120,6 +120,10 @@ class LocalTransport:
         finally:
             await chunks.aclose()
 
+    async def abort(self, name: str) -> None:
+        """See Transport."""
+        self._service.backend.abort_calls(name)
+
     async def end_programs(self, programs: Sequence[str]) -> None:
         """See Transport."""
         self._service.backend.end_programs(programs)

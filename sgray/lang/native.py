@@ -14,9 +14,12 @@ from typing import Any, Protocol
 from sgray.errors import SgrayError
 from sgray.lang.backend import ChoiceScores, Completion, LoopThread, OnText
 from sgray.lang.chat_template import ChatTemplate
+from sgray.lang.choice_tree import ChoiceTree
+from sgray.lang.choices import Entry
 from sgray.lang.errors import EndpointError
 from sgray.lang.expressions import Sampling
 from sgray.lang.transcript import Prompt, Turn, common_length
+from sgray.protocol import MAX_LOGPROB_IDS
 
 Body = Mapping[str, Any]
 _CALL_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
@@ -34,6 +37,10 @@ class Transport(Protocol):
 
     def stream(self, body: Body) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a streamed `generate`; closing the iterator aborts it."""
+        ...
+
+    async def abort(self, name: str) -> None:
+        """Stop the calls of this name (`rid`)."""
         ...
 
     async def end_programs(self, programs: Sequence[str]) -> None:
@@ -91,9 +98,11 @@ class NativeBackend:
         if start == 0:  # nothing before the choices: a first token has no logprob, so something neutral stands there
             prompts, start = await self._choice_ids("\n" + text, choices, is_special)
         start = max(1, start)
-        conditional = await self._input_logprobs(prompts, start, program)
-        alone = await self._input_logprobs([ids[start:] for ids in prompts], 0, "") if unconditional else None
-        return ChoiceScores(conditional, alone)
+        after = self._scores(prompts, start, program)
+        if not unconditional:
+            return ChoiceScores(await after)
+        alone = self._input_logprobs([ids[start:] for ids in prompts], 0, "")
+        return ChoiceScores(*await asyncio.gather(after, alone))
 
     async def prefetch(self, prompt: Prompt, program: str) -> None:
         """See Backend. The prompt's last whole page ends before its last token, so no guess at what follows is kept."""
@@ -208,7 +217,24 @@ class NativeBackend:
         own, *prompts = answer["tokens"]
         return prompts, min(common_length(own, ids) for ids in prompts)
 
-    async def _input_logprobs(self, prompts: list[list[int]], start: int, program: str) -> list[list[Any]]:
+    async def _scores(self, prompts: list[list[int]], start: int, program: str) -> list[list[Entry]]:
+        """The entries of each prompt's tokens from `start` on, before which all prompts are equal; in one call."""
+        tree, shared = ChoiceTree([ids[start:] for ids in prompts]), prompts[0][:start]
+        if any(len(path.ids) > MAX_LOGPROB_IDS for path in tree.paths):
+            return await self._input_logprobs(prompts, start, program)
+        body = {
+            "input_ids": [[*shared, *path.tokens] for path in tree.paths],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": start,
+            "token_ids_logprob": [path.ids for path in tree.paths],
+        } | _part_of(program)
+        answers = [answer["meta_info"] for answer in await self.transport.call("generate", body)]
+        return tree.entries(
+            [[*meta["input_token_ids_logprobs"], meta["output_token_ids_logprobs"][0]] for meta in answers]
+        )
+
+    async def _input_logprobs(self, prompts: list[list[int]], start: int, program: str) -> list[list[Entry]]:
         body = {
             "input_ids": prompts,
             "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},

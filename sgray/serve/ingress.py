@@ -109,6 +109,10 @@ class Ingress:
         await self._dispatcher.wait_known()
         return await self._service.detokenize(body)
 
+    async def abort_calls(self, name: str) -> None:
+        """As POST /abort_request of a name."""
+        self._dispatcher.abort_calls(name)
+
     async def end_programs(self, programs: Sequence[str]) -> None:
         """As POST /end_programs."""
         self._dispatcher.end_programs(programs)

@@ -132,6 +132,7 @@ class NativeSampling(Sampling):
     max_new_tokens: int = Field(128, ge=0)
     min_new_tokens: int = Field(0, ge=0)
     sampling_seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    stream_interval: int = Field(1, ge=1, description="Tokens between two chunks; the first and the last come anyway.")
 
 
 class NativeBody(Body):
@@ -272,7 +273,6 @@ NATIVE_SAMPLING_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "stop_regex": (([],), "patterns that end an answer are not supported; use stop"),
     "beam_width": ((1,), "there is no beam search; use n"),
     "spaces_between_special_tokens": ((True,), "text is exactly what the tokens say"),
-    "stream_interval": ((1,), "text is sent as soon as it is there"),
     "custom_params": (({},), "there is no custom code that would read them"),
 }
 """The same for its `sampling_params`."""

@@ -277,7 +277,10 @@ class OpenAIService:
         lengths = [len(prompt.tokens) for prompt in prompts]
         asks = parse_logprobs(native, given, count, lengths, limits.vocab_size)
         is_list = count is not None or n > 1
-        form = NativeForm(names.answers, asks, self._tokenizer, is_list, native.return_text_in_logprobs)
+        intervals = [one.stream_interval for one in given]
+        form = NativeForm(
+            names.answers, asks, self._tokenizer, is_list, native.return_text_in_logprobs, intervals=intervals
+        )
         call = Call(
             id=names.call,
             prompts=prompts,

@@ -187,6 +187,15 @@ async def test_answers_and_requests_bear_the_callers_names(api, backend, fields,
     assert len({request.id for request in backend.requests}) == 2 * len(names), "the same name may be used again"
 
 
+async def test_chunks_come_as_often_as_they_were_asked_for(api):
+    sampling = {"max_new_tokens": 7, "ignore_eos": True}
+    for interval, expected in ((1, [1, 2, 3, 4, 5, 6, 7]), (3, [1, 4, 7]), (4, [1, 5, 7]), (1000, [1, 7])):
+        events = await api.events(PATH, sampling_params=sampling | {"stream_interval": interval})
+        assert [event["meta_info"]["completion_tokens"] for event in events] == expected
+        assert events[-1]["output_ids"] == (await api.events(PATH, sampling_params=sampling))[-1]["output_ids"]
+    assert (await api.refused(PATH, sampling_params={"stream_interval": 0}))["param"].endswith("stream_interval")
+
+
 @pytest.mark.parametrize(
     ("fields", "programs"),
     [
