@@ -142,10 +142,15 @@ def cluster(model_dir: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def deploy(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
+def batches_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the service keeps its batches."""
+    return str(tmp_path_factory.mktemp("batches"))
+
+
+@pytest.fixture(scope="session")
+def deploy(cluster: str, batches_dir: str) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
     """Deploy the service with these `serve` values, which stays until another module asks for other ones."""
     running: list[dict[str, Any]] = []
-    batches_dir = str(tmp_path_factory.mktemp("batches"))
 
     def deployed(values: Mapping[str, Any]) -> Service:
         if running == [dict(values)]:
