@@ -57,16 +57,16 @@ class Person(BaseModel):
 def basic_qa(s, words):
     s += sgl.system(words["system"])
     s += sgl.user(words["question"])
-    s += sgl.assistant(sgl.gen("answer", max_tokens=5))
+    s += sgl.assistant(sgl.gen("answer", max_tokens=4))
 
 
 @sgl.function
 def multi_turn_qa(s, words):
     s += sgl.system(words["system"])
     s += sgl.user(words["question"])
-    s += sgl.assistant(sgl.gen("first", max_tokens=4))
+    s += sgl.assistant(sgl.gen("first", max_tokens=3))
     s += sgl.user(words["again"])
-    s += sgl.assistant(sgl.gen("second", max_tokens=4))
+    s += sgl.assistant(sgl.gen("second", max_tokens=3))
     return s["first"], s["second"]
 
 
@@ -85,22 +85,24 @@ def tip_suggestion(s, words):
     s += sgl.assistant(words["tips"])
     forks = s.fork(2)
     for number, fork in enumerate(forks):
-        fork += sgl.assistant(words["expand"] + f"{number + 1}. " + sgl.gen("tip", max_tokens=4, stop="\n\n"))
+        fork += sgl.assistant(words["expand"] + f"{number + 1}. " + sgl.gen("tip", max_tokens=3, stop="\n\n"))
     s += sgl.assistant("1: " + forks[0]["tip"] + "\n")
     s += sgl.assistant("2: " + forks[1]["tip"] + "\n")
-    s += sgl.assistant(words["sum"] + sgl.gen("summary", max_tokens=4))
+    s += sgl.assistant(words["sum"] + sgl.gen("summary", max_tokens=3))
 
 
 @sgl.function
 def regular_expression(s, words):
     s += sgl.user(words["address"])
-    s += sgl.assistant(sgl.gen("answer", regex=r"((25[0-5]|2[0-4]\d|[01]?\d\d?).){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)"))
+    s += sgl.assistant(
+        sgl.gen("answer", regex=r"((25[0-5]|2[0-4]\d|[01]?\d\d?).){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)", max_tokens=12)
+    )
 
 
 @sgl.function
 def text_qa(s, question):
     s += sgl.user(question)
-    s += sgl.assistant(sgl.gen("answer", max_tokens=4, stop="\n"))
+    s += sgl.assistant(sgl.gen("answer", max_tokens=3, stop="\n"))
 
 
 @sgl.function

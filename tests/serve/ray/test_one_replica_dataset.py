@@ -26,7 +26,7 @@ def test_a_dataset_is_mapped_through_the_handle_with_a_bound_on_what_is_in_fligh
     most, is_done = [0.0], threading.Event()
 
     def watch() -> None:
-        while not is_done.wait(0.05):
+        while not is_done.is_set():
             figures = service.figures()
             most[0] = max(
                 most[0], *figures["sgray:num_running_reqs"].values(), *figures["sgray:num_queue_reqs"].values()
