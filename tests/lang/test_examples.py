@@ -31,7 +31,7 @@ def test_a_tree_of_thought_ends_with_an_answer(engine: sgl.Engine) -> None:
 
 def test_an_agent_calls_its_tools_and_goes_on_from_what_they_say(engine: sgl.Engine) -> None:
     example = load("react_agent")
-    course = example.main(engine, max_steps=3)
+    course = example.main(engine, max_steps=2)
     observed = [line for line in course.splitlines() if line.startswith("Observation: ")]
     assert observed and all(line.removeprefix("Observation: ").isdecimal() for line in observed)
     assert course.splitlines()[0] == "How many millions live in France and Germany?"
