@@ -60,6 +60,14 @@ def ask(transport: GatheringTransport, text: Any, **body: Any) -> asyncio.Task[A
     return asyncio.ensure_future(transport.call("generate", {"text": text, **body}))
 
 
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
+
+
 def texts(answer: Any) -> Any:
     return [one["text"] for one in answer] if isinstance(answer, list) else answer["text"]
 
@@ -105,14 +113,14 @@ def test_who_leaves_is_stopped_by_name_and_the_last_one_ends_the_call() -> None:
         server.gates |= {"b": asyncio.Event(), "c": asyncio.Event()}
         first, second, third = (ask(transport, text) for text in "abc")
         await first
-        await asyncio.sleep(3 * gathering.WINDOW_S)
+        await until(lambda: len(server.calls) == 2)
         second.cancel()
-        await asyncio.sleep(gathering.WINDOW_S)
+        await until(lambda: server.aborted)
         ((_, body),) = [call for call in server.calls if call[0] == "stream"]
         assert server.aborted == [body["rid"][0].rpartition("_")[0]]
         third.cancel()
-        await asyncio.sleep(gathering.WINDOW_S)
-        assert len(server.aborted) == 1 and not transport._generations._tasks
+        await until(lambda: not transport._generations._tasks)
+        assert len(server.aborted) == 1
 
     run(test)
 
