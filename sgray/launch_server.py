@@ -30,6 +30,7 @@ def add_flags(parser: argparse.ArgumentParser, *, port: int) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=port, help="port to listen on (default: %(default)s)")
     parser.add_argument("--no-haproxy", action="store_true", help="use Serve's Python proxy even where HAProxy can run")
+    parser.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)  # for who starts it
     parser.add_argument("--serve-file", metavar="FILE", help="run this Serve configuration file; no other flag counts")
     parser.set_defaults(parser=parser)
     add_config_flags(parser)
@@ -38,19 +39,20 @@ def add_flags(parser: argparse.ArgumentParser, *, port: int) -> None:
 
 def launch(arguments: argparse.Namespace, **defaults: Any) -> int:
     """Serves the model that the flags describe until SIGINT or SIGTERM. Raises SgrayError before anything starts."""
+    lifeline = sys.stdin.fileno() if arguments.until_stdin_closes else None
     if arguments.serve_file:
         if given := sorted(leaves().keys() & vars(arguments).keys()):
             raise ConfigError(f"--serve-file brings its own configuration; {flag_of(given[0])} belongs in it")
-        return run_file(Path(arguments.serve_file), haproxy=not arguments.no_haproxy)
+        return run_file(Path(arguments.serve_file), haproxy=not arguments.no_haproxy, lifeline=lifeline)
     config = config_from(arguments, **defaults)
     with tempfile.TemporaryDirectory(prefix="sgray-") as scratch:
         serve_file = Path(scratch, "serve.yaml")
         serve_file.write_text(json.dumps(serve_document(config, arguments.host, arguments.port)))  # JSON is YAML
-        return run_file(serve_file, haproxy=not arguments.no_haproxy)
+        return run_file(serve_file, haproxy=not arguments.no_haproxy, lifeline=lifeline)
 
 
-def run_file(serve_file: Path, *, haproxy: bool) -> int:
-    """Runs a Serve configuration file until SIGINT or SIGTERM; first fetches the models that it names.
+def run_file(serve_file: Path, *, haproxy: bool, lifeline: int | None = None) -> int:
+    """Runs a Serve configuration file until SIGINT or SIGTERM, or the end of a lifeline; first fetches its models.
 
     Raises ConfigError if the file is wrong, its port taken or a model cannot be served as it says, ModelLoadError if a
     model cannot be had.
@@ -76,6 +78,7 @@ def run_file(serve_file: Path, *, haproxy: bool) -> int:
             port,
             defaults=defaults,
             on_ready=lambda url: print(ready_text(url, names, has_keys=has_keys), flush=True),
+            lifeline=lifeline,
         )
     return 0
 

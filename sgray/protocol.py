@@ -74,6 +74,8 @@ class Request:
     The last `num_generated` of `tokens` are an answer's beginning that another engine gave: this one goes on as if it
     had drawn them itself, and tells only what comes after them. All of `sampling` means the whole answer.
     `timeout_s`: the answer is of no use any more so many seconds after the engine got the request.
+    `program` names what this is a part of and what is likely to come back to its prefix: its requests meet in one place
+    where that costs nothing, and what they computed is kept longer, until the program is said to have ended.
     """
 
     id: str
@@ -84,6 +86,7 @@ class Request:
     grammar: Grammar | None = None
     num_generated: int = 0
     timeout_s: float | None = None
+    program: str = ""
 
     @property
     def num_prompt(self) -> int:

@@ -6,6 +6,7 @@ Knows processes and one health URL; knows nothing of models, requests or Ray.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -29,20 +30,28 @@ class ServerDiedError(SgrayError):
 
 
 def run_server(
-    command: Sequence[str], host: str, port: int, *, defaults: Mapping[str, str], on_ready: Callable[[str], None]
+    command: Sequence[str],
+    host: str,
+    port: int,
+    *,
+    defaults: Mapping[str, str],
+    on_ready: Callable[[str], None],
+    lifeline: int | None = None,
 ) -> None:
     """Runs a server until SIGINT or SIGTERM; `on_ready(url)` is called once, when its /health answers 200.
 
-    `defaults` are environment variables for the server; those that are set already win. Modifies this process's
-    handlers of both signals for the time of the call. Raises ConfigError if the port is taken, ServerDiedError if the
-    server ends by itself. Afterwards no process of the server is left.
+    `lifeline` is a descriptor of a pipe whose other end somebody holds: when nobody does any more, in whatever way that
+    process ended, the server ends as well. `defaults` are environment variables for the server; those that are set
+    already win. Modifies this process's handlers of both signals for the time of the call. Raises ConfigError if the
+    port is taken, ServerDiedError if the server ends by itself. Afterwards no process of the server is left.
     """
     require_free_port(host, port)
     with _interruptible() as stopped:
         environment = {**defaults, **os.environ}
         child = subprocess.Popen(command, env=environment, start_new_session=True)
         try:
-            _watch(child, f"http://{_reachable(host)}:{port}", on_ready, stopped)
+            is_over = stopped if lifeline is None else lambda: stopped() or _is_cut(lifeline)
+            _watch(child, f"http://{_reachable(host)}:{port}", on_ready, is_over)
         finally:
             stop_server(child)
 
@@ -78,6 +87,11 @@ def _watch(
             ready = True
             on_ready(url)
         time.sleep(POLL_S)
+
+
+def _is_cut(lifeline: int) -> bool:
+    """Whether the other end is closed; what comes through is not looked at."""
+    return bool(select.select([lifeline], [], [], 0)[0]) and os.read(lifeline, 4096) == b""
 
 
 def stop_server(child: subprocess.Popen[bytes]) -> None:

@@ -117,3 +117,15 @@ def test_a_server_that_is_not_ready_yet_is_waited_for(tmp_path: Path, port: int)
         run_server(command, "127.0.0.1", port, defaults={}, on_ready=lambda url: waiting.set())
     assert time.monotonic() - begin >= 1.5
     assert not waiting.is_set()
+
+
+def test_a_server_ends_with_who_holds_its_lifeline(tmp_path: Path, port: int) -> None:
+    notes = tmp_path / "notes"
+    lifeline, held = os.pipe()
+    os.write(held, b"whatever is said is not looked at")
+    command = [sys.executable, "-c", textwrap.dedent(SERVER), str(notes), str(port), "polite"]
+    defaults = {"SGRAY_TEST_DEFAULT": "default"}
+    run_server(command, "127.0.0.1", port, defaults=defaults, on_ready=lambda url: os.close(held), lifeline=lifeline)
+    os.close(lifeline)
+    server, grandchild, *_ = notes.read_text().split()
+    assert not is_alive(int(server)) and not is_alive(int(grandchild))

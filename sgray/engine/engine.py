@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,6 +122,10 @@ class Engine:
         self._scheduler.abort(request_id)
         if self._grammars is not None:
             self._grammars.cancel(request_id)
+
+    def end_programs(self, programs: Sequence[str]) -> None:
+        """Keep what these programs have computed no longer than anything else; unknown ones are ignored."""
+        self._scheduler.end_programs(programs)
 
     def step(self) -> StepReport:
         """Begin the next step, if there is one, take in the oldest one that is due, and tell what happened.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sgray.engine.engine import Engine
@@ -44,7 +44,14 @@ class Flush:
     done: Callable[[bool], None]
 
 
-Item = Request | str | Flush  # a request to add, the id of one to abort, or a flush
+@dataclass(frozen=True, slots=True)
+class EndPrograms:
+    """The news that programs have ended."""
+
+    programs: Sequence[str]
+
+
+Item = Request | str | Flush | EndPrograms  # a request to add, the id of one to abort, a flush, or that news
 
 
 class EngineLoop:
@@ -82,6 +89,10 @@ class EngineLoop:
     def abort(self, request_id: str) -> None:
         """End a request; a delta with finish "abort" follows if it was unfinished. Never blocks."""
         self._put(request_id)
+
+    def end_programs(self, programs: Sequence[str]) -> None:
+        """These programs have ended: nothing is held for them any more. Never blocks."""
+        self._put(EndPrograms(programs))
 
     def flush(self, done: Callable[[bool], None]) -> None:
         """Empty the prefix cache between two steps. Never blocks.
@@ -183,6 +194,9 @@ class EngineLoop:
     def _take(self, item: Item) -> Delta | None:
         """Pass one inbox item on, but for a flush, which comes after all of them; the answer if it is refused."""
         if isinstance(item, Flush):
+            return None
+        if isinstance(item, EndPrograms):
+            self._engine.end_programs(item.programs)
             return None
         if isinstance(item, str):
             self._engine.abort(item)

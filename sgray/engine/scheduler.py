@@ -56,6 +56,7 @@ from sgray.protocol import (
 )
 
 MAX_LOOKAHEAD = 4096
+PROGRAM_SILENCE_S = 300.0  # without a request that ended; who forgot to say that a program has ended is not waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +222,14 @@ class Scheduler:
             self._totals["aborted"] += 1
             self._finish(sequence, Finish("abort"))
 
+    def end_programs(self, programs: SequenceOf[str]) -> None:
+        """Nobody will come back to what these have computed; their requests, if there are any, go on."""
+        for program in programs:
+            self._cache.end_hold(program)
+
     def schedule(self) -> StepPlan | None:
         """The next step, or None if there is nothing to compute now. Each is to be answered, in order, or failed."""
+        self._cache.end_silent_holds(self._clock() - PROGRAM_SILENCE_S)
         self._lookahead = max(self._limits.min_lookahead, self._lookahead - 1)
         if self._has_deadlines:
             self._end_late()
@@ -682,8 +689,11 @@ class Scheduler:
             self._dequeue(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Give slot and pages back."""
+        """Give slot and pages back. What a program has computed is held for it, unless it has lost interest."""
         assert sequence.lease is not None
+        program, finish = sequence.request.program, sequence.finish
+        if program and (finish is None or finish.reason in ("stop", "length")):
+            self._cache.hold(sequence.lease, program, self._clock())
         self._running.remove(sequence)
         self._free_slots.append(sequence.slot)
         self._cache.release(sequence.lease)

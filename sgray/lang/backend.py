@@ -46,12 +46,24 @@ class Backend(Protocol):
         """Where requests run."""
         ...
 
-    async def complete(self, prompt: Prompt, sampling: Sampling, on_text: OnText | None) -> Completion:
-        """Go on from a prompt. `on_text` gets the pieces of the first text as they come."""
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, on_text: OnText | None, program: str = ""
+    ) -> Completion:
+        """Go on from a prompt, as a part of a program. `on_text` gets the pieces of the first text as they come."""
         ...
 
-    async def score_choices(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> ChoiceScores:
+    async def score_choices(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, program: str = ""
+    ) -> ChoiceScores:
         """What the model thinks of each choice as the continuation of a prompt, in one call."""
+        ...
+
+    async def prefetch(self, prompt: Prompt, program: str) -> None:
+        """Have a prompt in the prefix cache, where that is possible; whoever goes on from it finds it there."""
+        ...
+
+    def end_program(self, program: str) -> None:
+        """Nobody will come back to what this program's requests have left in the cache. For any thread."""
         ...
 
     async def render(self, prompt: Prompt) -> str:
@@ -116,6 +128,12 @@ class LoopThread:
     def call(self, function: Callable[[], object]) -> None:
         """Call a function on the loop, soon."""
         self.start().call_soon_threadsafe(function)
+
+    def tell(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop, soon, if the loop runs; it is not started for that."""
+        with self._lock:
+            if self._running is not None and not self._running.loop.is_closed():
+                self._running.loop.call_soon_threadsafe(function)
 
     def wait(self, future: Future[ResultT]) -> ResultT:
         """The result of work that runs on the loop; raises WouldBlockError on the loop itself."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from sgray.errors import InvalidRequestError
 from sgray.lang.backend import LoopThread
 from sgray.lang.chat_template import ChatTemplate, get_chat_template
+from sgray.lang.gathering import GatheringTransport
 from sgray.lang.http import HttpClient
 from sgray.lang.native import NativeBackend
 
@@ -27,6 +28,14 @@ class HttpTransport:
     def stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """See Transport."""
         return self._client.events(_PATHS["generate"], body)
+
+    async def abort(self, name: str) -> None:
+        """See Transport."""
+        await self._client.post_empty("/abort_request", {"rid": name})
+
+    async def end_programs(self, programs: Sequence[str]) -> None:
+        """See Transport."""
+        await self._client.post_empty("/end_programs", {"program_ids": list(programs)})
 
     async def flush(self) -> bool:
         """See Transport."""
@@ -67,7 +76,7 @@ class RuntimeEndpoint:
         self.loop = LoopThread()
         self.base_url = base_url
         self._transport = HttpTransport(HttpClient(base_url, self.loop, api_key=api_key, verify=verify is not False))
-        self._native = NativeBackend(self._transport, self.loop, template)
+        self._native = NativeBackend(GatheringTransport(self._transport), self.loop, template)
 
     @property
     def chat_template(self) -> ChatTemplate | None:

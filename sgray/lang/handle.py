@@ -6,12 +6,13 @@ The handle is passed in, so that nothing here knows Ray: it is an object whose m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from sgray.errors import EngineError, SgrayError
 from sgray.lang.backend import LoopThread
 from sgray.lang.chat_template import get_chat_template
+from sgray.lang.gathering import GatheringTransport
 from sgray.lang.native import NativeBackend
 
 MAX_CALLS = 256
@@ -45,6 +46,14 @@ class HandleTransport:
             except Exception as error:  # noqa: BLE001 - as above
                 raise _unwrapped(error) from None
 
+    async def abort(self, name: str) -> None:
+        """See Transport."""
+        await self._ask("abort_calls", name)
+
+    async def end_programs(self, programs: Sequence[str]) -> None:
+        """See Transport."""
+        await self._ask("end_programs", list(programs))
+
     async def flush(self) -> bool:
         """See Transport."""
         return bool(await self._ask("flush_cache"))
@@ -54,9 +63,9 @@ class HandleTransport:
         info: dict[str, Any] = await self._ask("server_info")
         return info
 
-    async def _ask(self, name: str) -> Any:
+    async def _ask(self, name: str, *given: Any) -> Any:
         try:
-            return await getattr(self._handle, name).remote()
+            return await getattr(self._handle, name).remote(*given)
         except Exception as error:  # noqa: BLE001 - as above
             raise _unwrapped(error) from None
 
@@ -71,7 +80,7 @@ class ServeHandle:
 
     def __init__(self, handle: Any, chat_template_name: str | None = None) -> None:
         template = None if chat_template_name is None else get_chat_template(chat_template_name)
-        self.backend = NativeBackend(HandleTransport(handle), LoopThread(), template)
+        self.backend = NativeBackend(GatheringTransport(HandleTransport(handle)), LoopThread(), template)
 
     def flush_cache(self) -> bool:
         """Empty the prefix caches; False while requests hold one."""

@@ -39,10 +39,10 @@ class HttpClient:
         """The JSON of the answer."""
         return await self._json("GET", path, None)
 
-    async def post_empty(self, path: str) -> None:
+    async def post_empty(self, path: str, body: Mapping[str, Any] | None = None) -> None:
         """A call whose answer holds nothing."""
         try:
-            async with self._open().post(self.base_url + path) as response:
+            async with self._open().post(self.base_url + path, json=body) as response:
                 await _check(response)
         except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(error) from None

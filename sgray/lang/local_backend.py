@@ -6,7 +6,7 @@ One thread steps the engine, the other is the event loop that text and requests 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from sgray.engine.engine import Engine
@@ -53,6 +53,10 @@ class LocalEngine:
         """Stop the calls of this name, or all."""
         for request_id in [one for one in self._streams if name is None or is_of_call(one, name)]:
             self._steps.abort(request_id)
+
+    def end_programs(self, programs: Sequence[str]) -> None:
+        """Hold nothing any more for these programs."""
+        self._steps.end_programs(programs)
 
     async def flush(self) -> list[str]:
         """Empty the prefix cache."""
@@ -117,6 +121,14 @@ class LocalTransport:
                 yield chunk
         finally:
             await chunks.aclose()
+
+    async def abort(self, name: str) -> None:
+        """See Transport."""
+        self._service.backend.abort_calls(name)
+
+    async def end_programs(self, programs: Sequence[str]) -> None:
+        """See Transport."""
+        self._service.backend.end_programs(programs)
 
     async def flush(self) -> bool:
         """See Transport."""

@@ -6,19 +6,26 @@ call would send. Knows nothing of HTTP, Ray or engines: those are `Transport`s.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
+from sgray.errors import SgrayError
 from sgray.lang.backend import ChoiceScores, Completion, LoopThread, OnText
 from sgray.lang.chat_template import ChatTemplate
+from sgray.lang.choice_tree import ChoiceTree
+from sgray.lang.choices import Entry
 from sgray.lang.errors import EndpointError
 from sgray.lang.expressions import Sampling
 from sgray.lang.transcript import Prompt, Turn, common_length
+from sgray.protocol import MAX_LOGPROB_IDS
 
 Body = Mapping[str, Any]
 _CALL_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
 _CUT = "sgray-cut-here"
+_PREFETCH_PRIORITY = -1  # after everybody who waits for an answer
+_MAX_ENDED = 4096  # programs in a call
 
 
 class Transport(Protocol):
@@ -30,6 +37,14 @@ class Transport(Protocol):
 
     def stream(self, body: Body) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a streamed `generate`; closing the iterator aborts it."""
+        ...
+
+    async def abort(self, name: str) -> None:
+        """Stop the calls of this name (`rid`)."""
+        ...
+
+    async def end_programs(self, programs: Sequence[str]) -> None:
+        """These programs have ended."""
         ...
 
     async def flush(self) -> bool:
@@ -48,16 +63,20 @@ class NativeBackend:
         self.transport = transport
         self.loop = loop
         self.chat_template = chat_template
+        self._ended: list[str] = []
+        self._telling: asyncio.Task[None] | None = None
 
     @property
     def backend(self) -> NativeBackend:
         """Itself."""
         return self
 
-    async def complete(self, prompt: Prompt, sampling: Sampling, on_text: OnText | None) -> Completion:
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, on_text: OnText | None, program: str = ""
+    ) -> Completion:
         """See Backend."""
         given = sampling.given()
-        body = {name: given.pop(name) for name in _CALL_FIELDS if name in given}
+        body = {name: given.pop(name) for name in _CALL_FIELDS if name in given} | _part_of(program)
         if self.chat_template is not None and not prompt.is_text:
             given["stop"] = self.chat_template.with_stops(given.get("stop"))
         body |= await self._input(prompt) | {"sampling_params": _listed(given)}
@@ -66,7 +85,9 @@ class NativeBackend:
         answer = await self.transport.call("generate", body)
         return _completion(answer if isinstance(answer, list) else [answer])
 
-    async def score_choices(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> ChoiceScores:
+    async def score_choices(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, program: str = ""
+    ) -> ChoiceScores:
         """See Backend.
 
         All choices are scored from the first token at which one of them leaves the prompt: where a choice's beginning
@@ -77,9 +98,21 @@ class NativeBackend:
         if start == 0:  # nothing before the choices: a first token has no logprob, so something neutral stands there
             prompts, start = await self._choice_ids("\n" + text, choices, is_special)
         start = max(1, start)
-        conditional = await self._input_logprobs(prompts, start)
-        alone = await self._input_logprobs([ids[start:] for ids in prompts], 0) if unconditional else None
-        return ChoiceScores(conditional, alone)
+        after = self._scores(prompts, start, program)
+        if not unconditional:
+            return ChoiceScores(await after)
+        alone = self._input_logprobs([ids[start:] for ids in prompts], 0, "")
+        return ChoiceScores(*await asyncio.gather(after, alone))
+
+    async def prefetch(self, prompt: Prompt, program: str) -> None:
+        """See Backend. The prompt's last whole page ends before its last token, so no guess at what follows is kept."""
+        body = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}, "priority": _PREFETCH_PRIORITY}
+        await self.transport.call("generate", body | await self._input(prompt) | _part_of(program))
+
+    def end_program(self, program: str) -> None:
+        """See Backend. Those that end while a call tells of others are told together in the next one."""
+        self._ended.append(program)
+        self.loop.tell(self._begin_telling)
 
     async def render(self, prompt: Prompt) -> str:
         """See Backend."""
@@ -96,6 +129,17 @@ class NativeBackend:
     def close(self) -> None:
         """See Backend."""
         self.loop.close()
+
+    def _begin_telling(self) -> None:
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.get_running_loop().create_task(self._tell_ended())
+
+    async def _tell_ended(self) -> None:
+        """A server that does not know of programs, or cannot be reached, has nothing to let go of."""
+        while self._ended:
+            ended, self._ended = self._ended[:_MAX_ENDED], self._ended[_MAX_ENDED:]
+            with suppress(SgrayError):
+                await self.transport.end_programs(ended)
 
     async def _streamed(self, body: Body, on_text: OnText) -> Completion:
         last: dict[int, dict[str, Any]] = {}
@@ -173,13 +217,30 @@ class NativeBackend:
         own, *prompts = answer["tokens"]
         return prompts, min(common_length(own, ids) for ids in prompts)
 
-    async def _input_logprobs(self, prompts: list[list[int]], start: int) -> list[list[Any]]:
+    async def _scores(self, prompts: list[list[int]], start: int, program: str) -> list[list[Entry]]:
+        """The entries of each prompt's tokens from `start` on, before which all prompts are equal; in one call."""
+        tree, shared = ChoiceTree([ids[start:] for ids in prompts]), prompts[0][:start]
+        if any(len(path.ids) > MAX_LOGPROB_IDS for path in tree.paths):
+            return await self._input_logprobs(prompts, start, program)
+        body = {
+            "input_ids": [[*shared, *path.tokens] for path in tree.paths],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": start,
+            "token_ids_logprob": [path.ids for path in tree.paths],
+        } | _part_of(program)
+        answers = [answer["meta_info"] for answer in await self.transport.call("generate", body)]
+        return tree.entries(
+            [[*meta["input_token_ids_logprobs"], meta["output_token_ids_logprobs"][0]] for meta in answers]
+        )
+
+    async def _input_logprobs(self, prompts: list[list[int]], start: int, program: str) -> list[list[Entry]]:
         body = {
             "input_ids": prompts,
             "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
             "return_logprob": True,
             "logprob_start_len": start,
-        }
+        } | _part_of(program)
         answers = await self.transport.call("generate", body)
         return [answer["meta_info"]["input_token_logprobs"] for answer in answers]
 
@@ -202,3 +263,7 @@ def _completion(answers: Sequence[Mapping[str, Any]]) -> Completion:
 def _beyond(text: str, before: str) -> str:
     """What `text` has that `before`, rendered from fewer messages, did not have."""
     return text[common_length(text, before) :]
+
+
+def _part_of(program: str) -> dict[str, Any]:
+    return {"program_id": program} if program else {}

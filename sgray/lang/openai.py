@@ -65,8 +65,10 @@ class OpenAI:
         """Itself."""
         return self
 
-    async def complete(self, prompt: Prompt, sampling: Sampling, on_text: OnText | None) -> Completion:
-        """See Backend."""
+    async def complete(
+        self, prompt: Prompt, sampling: Sampling, on_text: OnText | None, program: str = ""
+    ) -> Completion:
+        """See Backend. The endpoint is not told of programs."""
         is_chat = not prompt.is_text and self.chat_template is None
         body = self._chat(prompt) if is_chat else self._text(prompt)
         body |= self._sampling(sampling, is_chat=is_chat)
@@ -77,7 +79,9 @@ class OpenAI:
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
         return Completion([_text_of(choice) for choice in choices], [_meta(answer, choice) for choice in choices])
 
-    async def score_choices(self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool) -> ChoiceScores:
+    async def score_choices(
+        self, prompt: Prompt, choices: Sequence[str], *, unconditional: bool, program: str = ""
+    ) -> ChoiceScores:
         """See Backend. It needs an endpoint that echoes a text with its logprobs, as sgray's and vLLM's do."""
         if not prompt.is_text and self.chat_template is None:
             raise UnavailableError(
@@ -90,6 +94,12 @@ class OpenAI:
         found = await self._echo([text + choice for choice in choices])
         start = max(1, min(_first_beyond(entries, len(text)) for entries in found))
         return ChoiceScores([[[entry[0], None, entry[1]] for entry in entries[start:]] for entries in found])
+
+    async def prefetch(self, prompt: Prompt, program: str) -> None:
+        """Nothing: an endpoint may charge for what nobody reads."""
+
+    def end_program(self, program: str) -> None:
+        """Nothing: there is nobody to tell."""
 
     async def render(self, prompt: Prompt) -> str:
         """The texts and messages, one after the other: only the endpoint knows how its model reads them."""

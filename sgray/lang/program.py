@@ -135,7 +135,7 @@ class Program:
         prefix = self.trace().prefix
         if len(prefix) >= _MIN_PREFIX_CHARS:
             chosen = backend_of(backend)
-            chosen.loop.run(chosen.complete(Prompt((prefix,)), Sampling(max_new_tokens=1, temperature=0.0), None))
+            chosen.loop.run(chosen.complete(Prompt((prefix,)), Sampling(max_new_tokens=0, temperature=0.0), None))
         return prefix
 
     def _call(
@@ -211,21 +211,27 @@ class _Call:
         if inspect.iscoroutinefunction(self.func):
             return self.stream.backend.loop.run(self.body_async())
         state = ProgramState(self.stream)
+        self.stream.life.enter_body()
         try:
             state.return_value = self.func(state, *self.args, **self.arguments)
         except BaseException as error:
             self.stream.fail(error)
             raise
+        finally:
+            self.stream.life.leave_body()
         return state
 
     async def body_async(self) -> ProgramState:
         """`body` of an async function."""
         state = ProgramState(self.stream)
+        self.stream.life.enter_body()
         try:
             state.return_value = await self.func(state, *self.args, **self.arguments)
         except BaseException as error:
             self.stream.fail(error)
             raise
+        finally:
+            self.stream.life.leave_body()
         return state
 
 

@@ -41,9 +41,12 @@ class Runtime:
         self.port = int(given.pop("port", 0) or _free_port())
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "sgray.launch_server", "--port", str(self.port), *server_flags(given)]
+        command.append("--until-stdin-closes")  # which it does when this process ends, in whatever way
         self._log = None if log_level in ("info", "debug") else tempfile.TemporaryFile()  # noqa: SIM115 - kept
         words = None if self._log is None else subprocess.STDOUT
-        self._server = subprocess.Popen(command, start_new_session=True, stdout=self._log, stderr=words)
+        self._server = subprocess.Popen(
+            command, start_new_session=True, stdin=subprocess.PIPE, stdout=self._log, stderr=words
+        )
         self._finalizer = weakref.finalize(self, stop_server, self._server)  # also when this process ends
         self.endpoint = RuntimeEndpoint(self.url, chat_template_name=chat_template_name)
         try:
@@ -80,6 +83,8 @@ class Runtime:
         """End the server and everything that it started. May be called twice."""
         self.endpoint.close()
         self._finalizer()
+        assert self._server.stdin is not None
+        self._server.stdin.close()
         if self._log is not None:
             self._log.close()
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sgray.errors import SgrayError
 from sgray.lang.backend import Backend
 from sgray.lang.choices import mean
 from sgray.lang.errors import ProgramCancelledError
@@ -31,8 +33,12 @@ from sgray.lang.expressions import (
     SeparateReasoning,
     reasoning_name,
 )
+from sgray.lang.life import Life
 from sgray.lang.primitives import value_of
 from sgray.lang.transcript import Prompt, Transcript
+
+IDLE_S = 0.02  # a program that adds nothing for so long is taken to wait for something
+MIN_PREFETCH_CHARS = 256  # about a page of the cache on a GPU
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,16 @@ class Stream:
     """Carries out expressions in the order in which they came. Public methods may be called from any thread.
 
     `defaults` fill what a generation leaves open. With `is_streaming` texts come in pieces. `feeder` is the thread
-    that may still add expressions, so that for others an idle stream has not ended.
+    that may still add expressions, so that for others an idle stream has not ended. A branch has the `life` of its
+    trunk.
     """
 
     def __init__(
-        self, backend: Backend, defaults: Sampling, *, is_streaming: bool = False, is_held: bool = False
+        self, backend: Backend, defaults: Sampling, *, is_streaming: bool = False, life: Life | None = None
     ) -> None:
+        is_branch = life is not None
         self.backend = backend
+        self.life = life or Life(backend.end_program)
         self.defaults = defaults
         self.is_streaming = is_streaming
         self.transcript = Transcript()
@@ -85,7 +94,11 @@ class Stream:
         self.lock = threading.RLock()
         self._waiting: deque[Expression] = deque()
         self._pending: Counter[str] = Counter()
-        self._is_busy = is_held
+        self._is_trunk = not is_branch
+        self._is_busy = is_branch  # held, until the trunk has come to where it begins
+        self._known_chars = 0  # of what is written, that a request has brought into the cache
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._prefetching: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._watchers: list[tuple[Callable[[], bool], Future[None]]] = []
 
@@ -102,13 +115,16 @@ class Stream:
             self._waiting.extend(parts)
             is_first, self._is_busy = not self._is_busy, True
         if is_first:
+            self.life.begin(self)
             self.backend.loop.call(self._start)
 
     def fork(self, size: int) -> list[Stream]:
         """`size` branches that begin when all that was added before is done."""
         branches = [
-            Stream(self.backend, self.defaults, is_streaming=self.is_streaming, is_held=True) for _ in range(size)
+            Stream(self.backend, self.defaults, is_streaming=self.is_streaming, life=self.life) for _ in range(size)
         ]
+        for branch in branches:
+            self.life.begin(branch)
         with self.lock:
             self._branches += branches
             error = self.error
@@ -172,10 +188,14 @@ class Stream:
     def fail(self, error: BaseException) -> None:
         """Stop as `cancel` does, for a reason of the caller's."""
         self._end(error, stops=True)
+        if self._is_trunk:
+            self.life.abandon()
 
     # What runs on the loop.
 
     def _start(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
@@ -198,7 +218,18 @@ class Stream:
                 return self._waiting.popleft()
             self._is_busy = False
         self._tell()
+        self.life.finish(self)
+        if self.life.is_in_body and len(self.transcript.written) - self._known_chars >= MIN_PREFETCH_CHARS:
+            self._idle_timer = asyncio.get_running_loop().call_later(IDLE_S, self._prefetch)
         return None
+
+    def _prefetch(self) -> None:
+        """The program waits for something else: have computed what it has written and will go on from."""
+        if self._is_busy or self.error is not None or not self.life.is_in_body:
+            return
+        self._known_chars = len(self.transcript.written)
+        work = self.backend.prefetch(self.transcript.prompt(), self.life.ask())
+        self._prefetching = asyncio.get_running_loop().create_task(_in_silence(work))
 
     def _end(self, error: BaseException, *, stops: bool) -> None:
         """No expression is carried out any more. Branches that have not begun share the error; `stops` ends the others
@@ -209,13 +240,15 @@ class Stream:
                 return
             self.error = error
             self._waiting.clear()
-            task, branches = self._task, list(self._branches)
-        if stops and task is not None and not task.done():
-            self.backend.loop.call(task.cancel)
+            tasks, branches = (self._task, self._prefetching), list(self._branches)
+        for task in tasks if stops else ():
+            if task is not None and not task.done():
+                self.backend.loop.call(task.cancel)
         for branch in branches:
             if stops or not branch._has_begun:
                 branch._end(error, stops=stops)
         self._tell()
+        self.life.finish(self)
 
     @property
     def _has_begun(self) -> bool:
@@ -278,7 +311,7 @@ class Stream:
         sampling = gen.sampling.over(self.defaults)
         is_streaming = self.is_streaming and form is None
         on_text = partial(self._hear, gen.name) if is_streaming else None
-        answer = await self.backend.complete(self.transcript.prompt(), sampling, on_text)
+        answer = await self.backend.complete(self.transcript.prompt(), sampling, on_text, self.life.ask())
         has_many = (sampling.n or 1) > 1
         texts = answer.texts
         if form is not None:
@@ -290,6 +323,7 @@ class Stream:
             self.variables[gen.name] = values if has_many else values[0]
             self.meta_info[gen.name] = answer.meta_info if has_many else answer.meta_info[0]
         self._write(texts[0], gen.name, is_told=is_streaming)
+        self._known_chars = len(self.transcript.written)
 
     async def _separate(self, expression: SeparateReasoning) -> None:
         for part in expression.inner.parts():
@@ -299,8 +333,10 @@ class Stream:
                 await self._carry_out(part)
 
     async def _select(self, select: Select) -> None:
-        unconditional = select.method.requires_unconditional_logprobs
-        scores = await self.backend.score_choices(self.transcript.prompt(), select.choices, unconditional=unconditional)
+        unconditional, name = select.method.requires_unconditional_logprobs, self.life.ask()
+        prompt = self.transcript.prompt()
+        scores = await self.backend.score_choices(prompt, select.choices, unconditional=unconditional, program=name)
+        self._known_chars = len(self.transcript.written)
         decision = select.method(
             choices=list(select.choices),
             normalized_prompt_logprobs=[mean([entry[0] for entry in entries]) for entries in scores.conditional],
@@ -314,7 +350,7 @@ class Stream:
         self._write(decision.decision, select.name)
 
     def _begin_from(self, trunk: Stream) -> None:
-        self.transcript = trunk.transcript.copy()
+        self.transcript, self._known_chars = trunk.transcript.copy(), trunk._known_chars
         self._fork_at = len(self.transcript.acts)
         with self.lock:
             self.variables = trunk.variables | self.variables
@@ -352,6 +388,12 @@ class Stream:
             for name, value in self.variables.items()
             if name not in self._inherited and not self._pending[name]
         }
+
+
+async def _in_silence(work: Coroutine[Any, Any, None]) -> None:
+    """Work that nobody waits for, and whose failure the next request will meet as well."""
+    with suppress(SgrayError):
+        await work
 
 
 def _split(texts: list[str], form: str) -> tuple[list[str], list[str]]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from sgray.memory.holds import Holds
 from sgray.memory.pages import PageAllocator
 from sgray.memory.radix import Match, RadixNode, RadixTree
 from sgray.protocol import CacheEvent, chain_hashes
+
+HELD_SHARE = 0.5  # of all pages; what is held beyond that is evicted first
 
 
 @dataclass(eq=False, slots=True)
@@ -46,7 +49,8 @@ class PrefixCache:
         self.page_size = page_size
         self.disabled = disabled
         self._free = PageAllocator(num_pages)
-        self._tree = RadixTree(page_size)
+        self._tree = RadixTree(page_size, int(num_pages * HELD_SHARE))
+        self._holds = Holds(self._tree)
         self._leases: set[KVLease] = set()
         self._promises: dict[int, KVLease] = {}  # page hash -> the lease at work on that page
 
@@ -69,6 +73,11 @@ class PrefixCache:
     def num_leased(self) -> int:
         """Pages that are locked in the tree or private to a lease."""
         return self.num_pages - self.num_available
+
+    @property
+    def num_held(self) -> int:
+        """Pages of the tree that are evicted late, since somebody is likely to come back to them."""
+        return self._tree.num_held
 
     @property
     def num_leases(self) -> int:
@@ -177,6 +186,19 @@ class PrefixCache:
         lease.num_committed = end
         self._drop_promises(lease, hashes)
 
+    def hold(self, lease: KVLease, holder: str, now: float) -> None:
+        """Evict what the lease has shared later than other pages, until `end_hold`. Takes no page from anybody."""
+        if lease.node is not None and lease.num_committed:
+            self._holds.add(holder, lease.node, now)
+
+    def end_hold(self, holder: str) -> None:
+        """What was held for this holder is as good as any other page from now on."""
+        self._holds.drop(holder)
+
+    def end_silent_holds(self, since: float) -> None:
+        """So for all holders that have held nothing new since then."""
+        self._holds.drop_silent(since)
+
     def release(self, lease: KVLease, *, is_poisoned: bool = False) -> None:
         """Give a lease back; a second call does nothing. What was committed stays in the tree until it is evicted.
 
@@ -209,7 +231,8 @@ class PrefixCache:
         self._promises.clear()
         events = self._tree.drain_events()
         self._free = PageAllocator(self.num_pages)
-        self._tree = RadixTree(self.page_size)
+        self._tree = RadixTree(self.page_size, self._tree.max_held)
+        self._holds = Holds(self._tree)
         self._tree.restore_events([*events, CacheEvent("cleared")])
 
     def drain_events(self) -> list[CacheEvent]:

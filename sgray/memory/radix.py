@@ -2,7 +2,7 @@
 
 Knows tokens, page ids and locks; holds no tensor and owns no free list. The idea of a radix tree over prompts with
 least-recently-used leaves is RadixAttention's (SGLang, Zheng et al. 2024); the layout here is our own: page-aligned
-runs, children kept sorted so that the best match inside a page is a neighbour, an intrusive list of unlocked leaves,
+runs, children kept sorted so that the best match inside a page is a neighbour, intrusive lists of unlocked leaves,
 and a chained hash per page so that the outside can follow the tree by events.
 """
 
@@ -21,13 +21,15 @@ Key = tuple[int, ...]
 class RadixNode:
     """A run of whole pages below its parent; a root is an empty run.
 
-    `locks` counts the holders of this node or of one below it: a node is never locked under an unlocked parent. When a
-    node is split the object keeps the *end* of the run, so a holder's end stays where it was.
+    `locks` counts the holders of this node or of one below it: a node is never locked under an unlocked parent. So do
+    `holds`, which only say who goes last. When a node is split the object keeps the *end* of the run, so a holder's end
+    stays where it was.
     """
 
     __slots__ = (
         "children",
         "hashes",
+        "holds",
         "keys",
         "locks",
         "namespace",
@@ -52,6 +54,7 @@ class RadixNode:
             Key
         ] = []  # of the children, sorted: the longest common start is found beside the bisection point
         self.locks = 0
+        self.holds = 0
         self.tick = 0
         self.older: RadixNode | None = None
         self.newer: RadixNode | None = None
@@ -74,19 +77,24 @@ class Match:
 
 
 class RadixTree:
-    """Prefixes by namespace. `num_pages` counts all pages in the tree, `num_locked` those that may not be evicted."""
+    """Prefixes by namespace. `num_pages` counts all pages in the tree, `num_locked` those that may not be evicted.
 
-    def __init__(self, page_size: int) -> None:
+    Pages on a held path (`num_held`) are evicted after all others, as long as there are at most `max_held` of them.
+    """
+
+    def __init__(self, page_size: int, max_held: int = 0) -> None:
         assert page_size > 0, page_size
         self.page_size = page_size
+        self.max_held = max_held
         self.num_pages = 0
         self.num_locked = 0
+        self.num_held = 0
         self._roots: dict[bytes, RadixNode] = {}
         self._stored: set[int] = set()
         self._events: list[CacheEvent] = []
         self._tick = 0
-        self._ring = RadixNode(None, [], [], [])  # ends of the list of unlocked leaves: .newer is the oldest leaf
-        self._ring.older = self._ring.newer = self._ring
+        self._ring = _ring()  # the unlocked leaves that nobody holds
+        self._held_ring = _ring()  # the unlocked leaves that somebody holds
 
     @property
     def num_evictable(self) -> int:
@@ -140,6 +148,27 @@ class RadixTree:
                 self._settle(step, is_oldest=False)
             step = step.parent
 
+    def hold(self, node: RadixNode) -> None:
+        """Let the path to `node` be evicted late. Unlike a lock it keeps nobody from the pages that are needed."""
+        step: RadixNode | None = node
+        while step is not None:
+            step.holds += 1
+            if step.holds == 1:
+                self.num_held += len(step.pages)
+                self._relist(step)
+            step = step.parent
+
+    def unhold(self, node: RadixNode) -> None:
+        """Undo one hold of the path to `node`, which may have left the tree meanwhile."""
+        step: RadixNode | None = node
+        while step is not None:
+            assert step.holds > 0, "the end of a hold that nobody has"
+            step.holds -= 1
+            if step.holds == 0:
+                self.num_held -= len(step.pages)
+                self._relist(step)
+            step = step.parent
+
     def insert(self, node: RadixNode, tokens: list[int], pages: list[int], hashes: list[int]) -> tuple[RadixNode, int]:
         """Add a run of whole pages after the end of `node`, which the caller has locked unless it is a root.
 
@@ -156,8 +185,8 @@ class RadixTree:
         self._stored.update(hashes[known:])
         new = RadixNode(end, tokens[known * self.page_size :], pages[known:], hashes[known:])
         self.num_pages += len(new.pages)
-        if end is node and node.parent is not None and node.locks == 1 and not node.children:
-            self._extend(node, new)  # the caller alone holds this leaf, so its run simply grows
+        if end is node and node.parent is not None and node.locks == 1 and not node.holds and not node.children:
+            self._extend(node, new)  # the caller alone needs this leaf, so its run simply grows
             return node, known
         self._attach(end, new)
         return new, known
@@ -165,12 +194,14 @@ class RadixTree:
     def evict(self, count: int) -> list[int]:
         """Drop the `count` least recently used pages, or all unlocked ones if there are fewer, and return them.
 
-        Leaves go from their ends, oldest leaf first; a parent that becomes a leaf is next in line.
+        Leaves go from their ends, oldest leaf first; a parent that becomes a leaf is next in line. Held leaves come
+        after all others, but first while there are too many.
         """
         freed: list[int] = []
-        while len(freed) < count and (leaf := self._ring.newer) is not self._ring:
-            assert leaf is not None
-            freed += self._trim(leaf, min(len(leaf.pages), count - len(freed)))
+        while len(freed) < count and (leaf := self._oldest()) is not None:
+            excess = self.num_held - self.max_held
+            most = min(excess, len(leaf.pages)) if leaf.holds and excess > 0 else len(leaf.pages)
+            freed += self._trim(leaf, min(most, count - len(freed)))
         return freed
 
     def prune(self, node: RadixNode) -> list[int]:
@@ -206,6 +237,8 @@ class RadixTree:
 
     def check(self, holders: Iterable[RadixNode]) -> None:
         """Prove the tree's own rules, given the nodes whose paths are locked, one entry a lock."""
+        held = [node for node in self.nodes() if node.holds]
+        assert self.num_held == sum(len(node.pages) for node in held), self.num_held
         locks: dict[int, int] = {}
         for holder in holders:
             step: RadixNode | None = holder
@@ -220,8 +253,9 @@ class RadixTree:
         assert self.num_locked == sum(len(node.pages) for node in nodes if node.locks), self.num_locked
         hashes = [value for node in nodes if node.parent is not None for value in node.hashes]
         assert len(hashes) == len(self._stored) and self._stored.issuperset(hashes), "hashes and pages disagree"
-        leaves = {id(node) for node in nodes if self._is_evictable(node)}
-        assert leaves == self._linked(), "the eviction list is not the set of unlocked leaves"
+        for ring, is_held in ((self._ring, False), (self._held_ring, True)):
+            leaves = {id(node) for node in nodes if self._is_evictable(node) and bool(node.holds) is is_held}
+            assert leaves == _linked(ring), "the eviction list is not the set of unlocked leaves"
 
     def _check_node(self, node: RadixNode, locks: int) -> None:
         assert node.locks == locks, f"a node has {node.locks} locks and {locks} holders"
@@ -232,15 +266,7 @@ class RadixTree:
         assert node.pages and len(node.tokens) == len(node.pages) * self.page_size == len(node.hashes) * self.page_size
         assert node.parent.children[tuple(node.tokens[: self.page_size])] is node, "a child is not under its key"
         assert node.parent.locks >= node.locks, "a node is locked more often than its parent"
-
-    def _linked(self) -> set[int]:
-        found = set()
-        step = self._ring.newer
-        while step is not None and step is not self._ring:
-            assert step.newer is not None and step.newer.older is step, "the eviction list is torn"
-            found.add(id(step))
-            step = step.newer
-        return found
+        assert node.parent.holds >= node.holds, "a node is held more often than its parent"
 
     def _descend(self, node: RadixNode, tokens: list[int], limit: int) -> Match:
         """Follow `tokens[:limit]` below the end of `node`."""
@@ -299,7 +325,7 @@ class RadixTree:
         assert node.parent is not None and depth > 0, depth
         cut = depth * self.page_size
         upper = RadixNode(node.parent, node.tokens[:cut], node.pages[:depth], node.hashes[:depth])
-        upper.locks, upper.tick = node.locks, node.tick
+        upper.locks, upper.holds, upper.tick = node.locks, node.holds, node.tick
         node.parent.children[tuple(upper.tokens[: self.page_size])] = upper
         del node.tokens[:cut], node.pages[:depth], node.hashes[:depth]
         node.parent = upper
@@ -332,6 +358,7 @@ class RadixTree:
         self._stored.difference_update(leaf.hashes[keep:])
         del leaf.pages[keep:], leaf.hashes[keep:], leaf.tokens[keep * self.page_size :]
         self.num_pages -= count
+        self.num_held -= count if leaf.holds else 0
         if keep == 0:
             self._detach(leaf, key)
         return pages
@@ -351,11 +378,26 @@ class RadixTree:
             if not node.children and node.locks == 0:
                 self._roots.pop(node.namespace, None)
         elif self._is_evictable(node):
-            before = self._ring if is_oldest else self._ring.older
+            ring = self._held_ring if node.holds else self._ring
+            before = ring if is_oldest else ring.older
             assert before is not None and before.newer is not None
             node.older, node.newer = before, before.newer
             before.newer.older = node
             before.newer = node
+
+    def _relist(self, node: RadixNode) -> None:
+        """Enter a node whose holds began or ended in the other list, if it is in one."""
+        if node.older is not None:
+            self._unlink(node)
+            self._settle(node, is_oldest=False)
+
+    def _oldest(self) -> RadixNode | None:
+        """The leaf whose turn it is to be evicted."""
+        rings = (self._ring, self._held_ring)
+        for ring in rings if self.num_held <= self.max_held else reversed(rings):
+            if ring.newer is not ring:
+                return ring.newer
+        return None
 
     def _unlink(self, node: RadixNode) -> None:
         if node.older is not None and node.newer is not None:
@@ -371,6 +413,23 @@ class RadixTree:
             self._events[-1].hashes.extend(hashes)
         else:
             self._events.append(CacheEvent(kind, list(hashes)))
+
+
+def _ring() -> RadixNode:
+    """Both ends of an empty list: `newer` is its oldest node."""
+    ring = RadixNode(None, [], [], [])
+    ring.older = ring.newer = ring
+    return ring
+
+
+def _linked(ring: RadixNode) -> set[int]:
+    found = set()
+    step = ring.newer
+    while step is not None and step is not ring:
+        assert step.newer is not None and step.newer.older is step, "the eviction list is torn"
+        found.add(id(step))
+        step = step.newer
+    return found
 
 
 def _num_equal(left: Key, right: Key) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sgray.config import RoutingPolicy
@@ -157,6 +157,13 @@ class Dispatcher:
             journey.is_aborted |= name is None or is_of_call(journey.request.id, name)
         self._joined.set()
 
+    def end_programs(self, programs: Sequence[str]) -> None:
+        """Tell all replicas that these programs have ended; any of them may hold something for one."""
+        for member in self._members.values():
+            member.link.end_programs(programs)
+        if self._router is not None:
+            self._router.end_programs(programs)
+
     async def flush(self) -> list[str]:
         """Empty the prefix cache of every connected replica; the names of those where that was not possible."""
         connected = self._router.replicas if self._router is not None else ()
@@ -208,7 +215,7 @@ class Dispatcher:
             if self._router is not None:
                 hashes = self._hashes(request)
                 exclude = {*busy, *(self._strangers(journey) if journey.num_moves else ())}
-                ticket = self._router.choose(hashes, len(request.tokens), exclude=exclude)
+                ticket = self._router.choose(hashes, len(request.tokens), exclude=exclude, program=request.program)
                 if ticket is not None:
                     self.history.asked(hashes, self.info.page_size)
                     self.history.placed(request.id, ticket.replica, ticket.num_tokens, ticket.predicted_cached)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -109,6 +109,14 @@ class Ingress:
         """As POST /v1/detokenize."""
         await self._dispatcher.wait_known()
         return await self._service.detokenize(body)
+
+    async def abort_calls(self, name: str) -> None:
+        """As POST /abort_request of a name."""
+        self._dispatcher.abort_calls(name)
+
+    async def end_programs(self, programs: Sequence[str]) -> None:
+        """As POST /end_programs."""
+        self._dispatcher.end_programs(programs)
 
     async def flush_cache(self) -> bool:
         """As POST /flush_cache; False where requests hold a cache."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -58,6 +58,12 @@ class AbortCalls(msgspec.Struct, frozen=True, array_like=True, tag="abort_calls"
     name: str | None
 
 
+class EndPrograms(msgspec.Struct, frozen=True, array_like=True, tag="end_programs"):
+    """These programs have ended; there is no answer."""
+
+    programs: list[str]
+
+
 class Flush(msgspec.Struct, frozen=True, array_like=True, tag="flush"):
     """Empty the prefix cache; `number` comes back with the answer."""
 
@@ -104,7 +110,7 @@ class Draining(msgspec.Struct, frozen=True, array_like=True, tag="draining"):
     """The replica takes nothing new from now on and goes away after its last stream."""
 
 
-FromIngress = Open | Submit | Abort | AbortCalls | Flush | Resync
+FromIngress = Open | Submit | Abort | AbortCalls | EndPrograms | Flush | Resync
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_from_ingress = msgspec.msgpack.Decoder(FromIngress).decode
@@ -200,6 +206,11 @@ class ReplicaLink:
         """Stop the requests of this name, also those of other ingresses, or all; their last deltas tell of it."""
         if self._hello is not None:  # the token must come first
             self._connection.send(_encode(AbortCalls(name)))
+
+    def end_programs(self, programs: Sequence[str]) -> None:
+        """Tell the replica that these programs have ended, whichever ingress their requests came from."""
+        if self._hello is not None:
+            self._connection.send(_encode(EndPrograms(list(programs))))
 
     async def flush(self) -> bool:
         """Empty the replica's prefix cache; False where requests hold it. Raises ReplicaLostError."""
@@ -298,6 +309,9 @@ class EngineDoor(Protocol):
 
     def abort(self, request_id: str) -> None:
         """Stop a request; its last delta tells of it."""
+
+    def end_programs(self, programs: Sequence[str]) -> None:
+        """Hold nothing any more for these programs."""
 
     def flush(self, done: Callable[[bool], None]) -> None:
         """Empty the prefix cache; `done` may be called on any thread, after the report of it was published."""
@@ -483,6 +497,8 @@ class _Peer:
             self._server._abort(self, message.id)
         elif isinstance(message, AbortCalls):
             self._server._abort_calls(message.name)
+        elif isinstance(message, EndPrograms):
+            self._server._engine.end_programs(message.programs)
         elif isinstance(message, Flush):
             self._server._flush(self, message.number)
         elif isinstance(message, Resync):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from sgray.protocol import Delta, EngineInfo, Load, Request
@@ -38,6 +38,10 @@ class PackedBackend:
     def abort_calls(self, name: str | None) -> None:
         """The dispatcher's."""
         self._dispatcher.abort_calls(name)
+
+    def end_programs(self, programs: Sequence[str]) -> None:
+        """The dispatcher's."""
+        self._dispatcher.end_programs(programs)
 
     async def flush(self) -> list[str]:
         """The dispatcher's."""

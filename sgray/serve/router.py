@@ -28,6 +28,7 @@ TRANSFER_S = 0.002  # what a frame is on its way for, at most; a report that com
 RECENT_GROWTH = 1.01  # a choice; of what new work weighs, which is how old work fades
 LARGE = 1e100
 PEER_FADE = 0.98  # a booking
+MAX_PROGRAMS = 4096  # the one that was asked for longest ago is forgotten
 MOST_PEERS = 64.0
 
 
@@ -53,7 +54,7 @@ class PredictionCounters:
 
 
 class Router:
-    """Holds memory in the pages that replicas store and in the requests in flight, and in nothing else."""
+    """Holds memory in the pages that replicas store, in the requests in flight, and in a bounded list of programs."""
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class Router:
         self._replicas: dict[str, ReplicaState] = {}
         self._picture = CachePicture()
         self._turn = itertools.count()
+        self._homes: dict[str, str] = {}  # program -> the replica that it was sent to last
         self._recent_unit = 1.0
         self._own_requests = 0.0  # both fade with every booking
         self._all_requests = 0.0
@@ -87,6 +89,11 @@ class Router:
     def num_pages(self) -> int:
         """Different pages in the picture."""
         return len(self._picture)
+
+    @property
+    def num_programs(self) -> int:
+        """Programs whose home is known."""
+        return len(self._homes)
 
     @property
     def peers(self) -> float:
@@ -150,10 +157,13 @@ class Router:
         if before.steps:
             self._all_requests += max(0, load.requests - before.requests)
 
-    def choose(self, hashes: list[int], num_tokens: int, *, exclude: Collection[str] = ()) -> Ticket | None:
+    def choose(
+        self, hashes: list[int], num_tokens: int, *, exclude: Collection[str] = (), program: str = ""
+    ) -> Ticket | None:
         """A replica for a prompt of `num_tokens` with these whole pages, or None if all are excluded.
 
-        The choice is booked at once; `finish` must follow.
+        The choice is booked at once; `finish` must follow. Requests of one `program` go to one replica as long as
+        another one would not be better for everybody.
         """
         states: Iterable[ReplicaState] = self._replicas.values()
         if exclude:
@@ -173,9 +183,18 @@ class Router:
             now,
             self.speeds,
             self.peers,
+            program,
+            self._homes.get(program, ""),
         )
         chosen = self._policy.choose(question)
+        if program:
+            self._settle(program, chosen.name)
         return self._book(chosen, question)
+
+    def end_programs(self, programs: Iterable[str]) -> None:
+        """Forget where these programs were sent."""
+        for program in programs:
+            self._homes.pop(program, None)
 
     def start(self, ticket: Ticket, cached_tokens: int) -> None:
         """The first delta came: the prompt is computed, `cached_tokens` of it were found."""
@@ -206,6 +225,12 @@ class Router:
             assert replica.unseen_uncached == sum(ticket.uncached for ticket in replica.unseen), replica.name
             assert replica.unseen_tokens == sum(ticket.num_tokens for ticket in replica.unseen), replica.name
         assert expected == self._picture.as_dict()
+
+    def _settle(self, program: str, home: str) -> None:
+        self._homes.pop(program, None)
+        self._homes[program] = home
+        if len(self._homes) > MAX_PROGRAMS:
+            del self._homes[next(iter(self._homes))]
 
     def _book(self, replica: ReplicaState, question: Question) -> Ticket:
         ticket = Ticket(

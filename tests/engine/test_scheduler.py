@@ -6,6 +6,7 @@ import pytest
 from fake_model import VOCAB_SIZE, Output, Rig, logprob, mix, solo
 
 from sgray.engine.plan import StepPlan
+from sgray.engine.scheduler import PROGRAM_SILENCE_S
 from sgray.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
 from sgray.protocol import Finish, SamplingParams, TokenLogprobs
 
@@ -797,3 +798,45 @@ def test_more_than_a_slot_has_room_for_is_refused(changes: dict[str, object], pa
     with pytest.raises(InvalidRequestError, match="at most") as error:
         rig.add("greedy for ids", prompt(1, 4), **changes)
     assert error.value.param == param
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_a_program_has_computed_outlives_the_work_of_others_until_it_ends(depth: int) -> None:
+    def cached_after_others(ends: bool) -> int:
+        rig = Rig(num_pages=64, depth=depth)
+        rig.generate("first", prompt(1, 80), program="p", max_new_tokens=1)
+        if ends:
+            rig.scheduler.end_programs(["p", "unknown"])
+        for seed in range(2, 8):
+            rig.generate(f"{seed}", prompt(seed, 60), max_new_tokens=1)
+        return rig.generate("again", prompt(1, 81), program="p", max_new_tokens=1).cached
+
+    assert cached_after_others(ends=False) == 80
+    assert cached_after_others(ends=True) == 0
+
+
+def test_a_program_that_is_silent_for_long_holds_nothing() -> None:
+    rig = Rig(num_pages=64)
+    rig.generate("first", prompt(1, 80), program="p", max_new_tokens=1)
+    assert rig.cache.num_held == 20
+    rig.now += PROGRAM_SILENCE_S + 1
+    rig.generate("other", prompt(2, 20), max_new_tokens=1)
+    assert rig.cache.num_held == 0
+
+
+def test_an_aborted_request_leaves_nothing_held_for_its_program() -> None:
+    rig = Rig(num_pages=64)
+    rig.add("a", prompt(1, 80), program="p", max_new_tokens=100)
+    for _ in range(4):
+        rig.step()
+    rig.scheduler.end_programs(["p"])
+    rig.abort("a")
+    rig.run()
+    assert rig.cache.num_held == 0
+
+
+def test_programs_never_keep_memory_from_others() -> None:
+    rig = Rig(num_pages=32)
+    for seed in range(1, 5):
+        rig.generate(f"{seed}", prompt(seed, 30), program=f"p{seed}", max_new_tokens=1)
+    assert rig.generate("large", prompt(9, 120), max_new_tokens=6).tokens == solo(prompt(9, 120), 6)

@@ -1,10 +1,14 @@
-"""One engine in this process for all tests of the language, and a server over the same engine."""
+"""One engine in this process for all tests of the language, and a server over the same engine.
+
+Also lets the tests of this directory import from `tests/support`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +17,8 @@ import uvicorn
 
 import sgray as sgl
 from sgray.serve.openai.app import create_app
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,16 @@ def test_a_tree_of_thought_ends_with_an_answer(engine: sgl.Engine) -> None:
     assert load("tree_of_thought").main(engine, max_tokens=2).strip()
 
 
+def test_an_agent_calls_its_tools_and_goes_on_from_what_they_say(engine: sgl.Engine) -> None:
+    example = load("react_agent")
+    course = example.main(engine, max_steps=2)
+    observed = [line for line in course.splitlines() if line.startswith("Observation: ")]
+    assert observed and all(line.removeprefix("Observation: ").isdecimal() for line in observed)
+    assert course.splitlines()[0] == "How many millions live in France and Germany?"
+    assert course.splitlines()[-1].startswith("Answer:")
+    assert example.call("calculator", "68 + 83") == "151"
+
+
 def test_reviews_are_classified(engine: sgl.Engine) -> None:
     assert load("few_shot_classification").main(engine) == ["positive", "negative", "positive"]
 

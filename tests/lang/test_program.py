@@ -240,7 +240,7 @@ def test_a_branch_needs_no_thread(backend: sgl.Engine) -> None:
     assert [state["count"] for state in states] == [64] * 16
     more = [most[index] - before[index] for index in range(2)]
     assert 16 <= more[0] <= 28, more  # the bodies read, so each of the 16 has its thread; the 1,024 branches have none
-    assert more[1] <= 28 + 8, more
+    assert more[1] <= 32, more  # also of those that are not Python's
 
 
 def test_a_batch_keeps_order_and_takes_tuples_and_options(backend: sgl.Engine) -> None:

@@ -66,11 +66,22 @@ def test_all_choices_are_one_call_on_the_cached_prefix(backend: sgl.Engine) -> N
     before = "A text of some length that stands before the choices and has been computed before. " * 6
     sgl.function(lambda s: s.__iadd__(before + sgl.gen(max_tokens=1))).run(temperature=0)
     cached = backend.get_server_info()["internal_states"][0]["cached_tokens"]
-    chooses.run(before=before, choices=["one", "two", "three", "four"], backend=counted)
-    generated = [body for name, body in calls if name == "generate"]
-    assert len(generated) == 1 and len(generated[0]["input_ids"]) == 4
-    shared = min(map(len, generated[0]["input_ids"])) - 3
-    assert backend.get_server_info()["internal_states"][0]["cached_tokens"] - cached >= 4 * (shared - 16)
+    choices = [" one", " two", " three and a half", " three"]
+    state = chooses.run(before=before, choices=choices, backend=counted)
+    (body,) = [body for name, body in calls if name == "generate"]
+    assert len(body["input_ids"]) == 1, "three choices need one distribution, and the fourth goes on behind a token"
+    shared = body["logprob_start_len"]
+    assert backend.get_server_info()["internal_states"][0]["cached_tokens"] - cached >= shared - 16
+    plain = backend.generate(
+        [before + choice for choice in choices],
+        {"max_new_tokens": 0},
+        return_logprob=True,
+        logprob_start_len=shared,
+    )
+    expected = [[entry[0] for entry in answer["meta_info"]["input_token_logprobs"]] for answer in plain]
+    found = [[entry[0] for entry in entries] for entries in state.get_meta_info("x")["input_token_logprobs"]]
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
 
 
 def test_select_inside_a_message(backend: sgl.Engine) -> None:

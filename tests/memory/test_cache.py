@@ -278,13 +278,17 @@ def test_pub_097_random_work_keeps_the_books(page_size: int) -> None:
     cache = PrefixCache(40, page_size)
     work: list[tuple[KVLease, list[int], bytes]] = []
     for _ in range(2000):
-        act = rng.choice(["begin", "extend", "extend", "commit", "end", "throw", "evict"])
+        act = rng.choice(["begin", "extend", "extend", "commit", "end", "throw", "evict", "hold", "end_hold"])
         if act == "begin" and len(work) < 6:
             space = namespace_key(salt=rng.choice(["", "a"]))
             tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 6 * page_size + 2))]
             work.append((cache.acquire(tokens, space), tokens, space))
         elif act == "evict":
             cache.evict(rng.randrange(1, 10))
+        elif act == "end_hold":
+            cache.end_hold(rng.choice("xyz"))
+        elif act == "hold" and work:
+            cache.hold(rng.choice(work)[0], rng.choice("xyz"), 0.0)
         elif work:
             index = rng.randrange(len(work))
             lease, tokens, _ = work[index]
@@ -306,4 +310,6 @@ def test_pub_097_random_work_keeps_the_books(page_size: int) -> None:
     assert cache.num_leased == 0
     cache.evict(cache.num_pages)
     cache.check()
-    assert cache.num_free == cache.num_pages
+    assert cache.num_free == cache.num_pages and cache.num_held == 0
+    cache.end_silent_holds(1.0)
+    cache.check()

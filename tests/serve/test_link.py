@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -40,6 +40,10 @@ class RecordingEngine:
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
         self.flushes: list[Callable[[bool], None]] = []
+        self.ended: list[str] = []
+
+    def end_programs(self, programs: Sequence[str]) -> None:
+        self.ended += programs
 
     def flush(self, done: Callable[[bool], None]) -> None:
         self.flushes.append(done)
@@ -567,5 +571,18 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
         with pytest.raises(ReplicaLostError, match="did not open in time"):
             await ReplicaLink(Seen(), limits).open("127.0.0.1", silent.sockets[0].getsockname()[1], TOKEN)
         silent.close()
+
+    run(test)
+
+
+def test_the_end_of_a_program_reaches_the_engine_whoever_tells() -> None:
+    async def test(pair: Pair) -> None:
+        (first, _), (second, _) = await pair.link(), await pair.link()
+        first.submit(Request("a", [1], program="p"), lambda delta: None)
+        await until(lambda: pair.engine.submitted)
+        assert pair.engine.submitted[0].program == "p"
+        second.end_programs(("p", "q"))
+        await until(lambda: pair.engine.ended)
+        assert pair.engine.ended == ["p", "q"]
 
     run(test)

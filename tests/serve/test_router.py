@@ -267,3 +267,62 @@ def test_any_history_keeps_the_index_consistent(history: list[tuple[int, int, in
         else:
             router.join(name)
         router.check()
+
+
+def fork(router: Router, count: int, program: str, *, shared: int = 0) -> list[str]:
+    """Where `count` siblings go, all in flight together."""
+    return [choose(router, prompt(shared=shared, own=5, seed=seed), program=program).replica for seed in range(count)]
+
+
+@pytest.mark.parametrize(("shared", "together"), [(200, 4), (800, 16)])
+def test_the_branches_of_a_program_meet_on_one_replica_for_as_many_as_their_prefix_is_worth(
+    shared: int, together: int
+) -> None:
+    order = fork(router_of(4), 400, "program", shared=shared)
+    first_spill = next(index for index, name in enumerate(order) if name != order[0])
+    assert together <= first_spill <= 2 * together and len(set(order)) > 1
+
+
+def test_a_program_comes_back_to_its_home_where_nothing_speaks_against_it() -> None:
+    def homes(program: str) -> set[str]:
+        router, found = router_of(4), set()
+        for seed in range(12):
+            tokens = prompt(own=5, seed=seed)
+            ticket = choose(router, tokens, program=program)
+            complete(router, ticket, [])
+            found.add(ticket.replica)
+        return found
+
+    assert len(homes("program")) == 1 and len(homes("")) == 4
+
+
+def test_a_program_leaves_its_home_once_that_is_clearly_busier() -> None:
+    router = router_of(2)
+    home = fork(router, 1, "program")[0]
+    router.report(home, Load(waiting=1, waiting_tokens=50_000))
+    assert home not in fork(router, 10, "program")
+
+
+def test_a_deeper_match_elsewhere_is_worth_more_than_a_programs_home() -> None:
+    router = router_of(2)
+    home = fork(router, 1, "program")[0]
+    (other,) = {"r0", "r1"} - {home}
+    tokens = prompt(own=800)
+    router.apply(other, [CacheEvent("stored", hashes_of(tokens))])
+    assert choose(router, tokens, program="program").replica == other
+
+
+def test_independent_routers_agree_on_the_home_of_a_program() -> None:
+    homes = {name: {fork(router_of(4), 1, name)[0] for _ in range(3)} for name in map(str, range(20))}
+    assert all(len(home) == 1 for home in homes.values())
+    assert len(set.union(*homes.values())) == 4
+
+
+def test_a_program_that_has_ended_is_forgotten_and_so_is_one_of_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sgray.serve.router.MAX_PROGRAMS", 3)
+    router = router_of(2)
+    for name in "abcd":
+        fork(router, 1, name)
+    assert router.num_programs == 3
+    router.end_programs(["b", "unknown"])
+    assert router.num_programs == 2

@@ -255,10 +255,11 @@ class Rig:
         priority: int = 0,
         salt: str = "",
         timeout_s: float | None = None,
+        program: str = "",
         **sampling: object,
     ) -> None:
         params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        self.scheduler.add(Request(id, tokens, params, priority, salt, timeout_s=timeout_s))
+        self.scheduler.add(Request(id, tokens, params, priority, salt, timeout_s=timeout_s, program=program))
         self.outputs[id] = Output()
 
     def abort(self, id: str) -> None:

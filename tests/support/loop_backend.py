@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
@@ -30,6 +30,9 @@ class LoopBackend:
         for request_id in list(self._sinks):
             if name is None or is_of_call(request_id, name):
                 self.loop.abort(request_id)
+
+    def end_programs(self, programs: Sequence[str]) -> None:
+        self.loop.end_programs(programs)
 
     async def flush(self) -> list[str]:
         loop, told = asyncio.get_running_loop(), asyncio.Event()

@@ -89,7 +89,7 @@ def hold_session(python: Path, url: str, model_dir: Path, scratch: Path) -> dict
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _allow_torchvision() -> None:
+def allow_torchvision() -> None:
     """Declares two operators: the index's torchvision has none that a CPU build of torch could load, and asks for
     their names when it is imported. A build that has them is left alone."""
     from torch import library as operators
@@ -183,7 +183,7 @@ def _measure(url: str, model_dir: str, scratch: str, backend: str, *more: str) -
 
 
 def _main(url: str, model_dir: str, scratch: str) -> None:
-    _allow_torchvision()
+    allow_torchvision()
     seen = {"language": _speak_language(url)}
     logprobs = ("--return-logprob", "--top-logprobs-num", "2", "--token-ids-logprob", "5", "--logprob-start-len", "0")
     runs: dict[str, Callable[[], Any]] = {

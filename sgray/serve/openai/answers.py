@@ -55,7 +55,8 @@ class Answer:
         async with aclosing(self.generation.pieces()) as source:
             async for choice, piece in source:
                 if choice.index in opened:
-                    yield encoder.encode(choice, piece)
+                    if event := encoder.encode(choice, piece):
+                        yield event
                     continue
                 opening = self._opening(choice, opened)
                 yield b"".join(map(self.framing.event, opening)) + encoder.encode(choice, piece)

@@ -26,7 +26,7 @@ from sgray.serve.openai.allowance import Limited, begin
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.bounds import Bounded
-from sgray.serve.openai.control import abort_name, flush_timeout
+from sgray.serve.openai.control import abort_name, ended_programs, flush_timeout
 from sgray.serve.openai.http import (
     ERROR_SHAPE,
     REQUEST_ID,
@@ -152,6 +152,11 @@ class _Calls:
 
         return await (for_admin(stop) if name is None else stop)(request)
 
+    async def end_programs(self, request: Request) -> Response:
+        """200 also for programs that nobody knows."""
+        self._service.backend.end_programs(ended_programs(await self._body(request)))
+        return Response()
+
     async def flush_cache(self, request: Request) -> Response:
         """200 when the caches of all replicas are empty."""
         flush = self._service.control.flush(flush_timeout(request.query_params.get("timeout")))
@@ -241,6 +246,7 @@ CALL_ROUTES = (
     Entry("GET", "/overview", _Calls.overview),
     Entry("GET", "/metrics", _Calls.metrics),
     Entry("POST", "/abort_request", _Calls.abort_request),
+    Entry("POST", "/end_programs", _Calls.end_programs),
     Entry("GET, POST", "/flush_cache", _Calls.flush_cache, is_admin=True),
     Entry("GET", "/openapi.json", _Calls.openapi),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from sgray.protocol import Delta, EngineInfo, Load, Request
@@ -40,6 +40,10 @@ class Backend(Protocol):
 
     def abort_calls(self, name: str | None) -> None:
         """Stop the calls of this name (see call_names), or all; each gets a last delta with finish "abort"."""
+        ...
+
+    def end_programs(self, programs: Sequence[str]) -> None:
+        """Hold nothing any more for these programs; unknown ones are ignored."""
         ...
 
     async def flush(self) -> list[str]:

@@ -17,7 +17,7 @@ from sgray.protocol import Request, SamplingParams
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.forms import Json
 from sgray.serve.openai.generation import within
-from sgray.serve.openai.schemas import AbortBody
+from sgray.serve.openai.schemas import AbortBody, EndProgramsBody
 from sgray.serve.openai.validate import checked_text, parse_body, shown, wrong_value
 
 PROBE_S = 10.0
@@ -114,6 +114,12 @@ def abort_name(body: object) -> str | None:
     if not given.rid:
         raise InvalidRequestError("Give 'rid', the name of a call, or set abort_all.", param="rid")
     return checked_text("rid", "rid", given.rid)
+
+
+def ended_programs(body: object) -> list[str]:
+    """The programs that have ended."""
+    given = parse_body(EndProgramsBody, body).program_ids
+    return [checked_text("program_ids", f"program_ids[{index}]", name) for index, name in enumerate(given)]
 
 
 def flush_timeout(value: str | None) -> float:

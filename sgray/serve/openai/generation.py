@@ -30,7 +30,8 @@ class Call:
     """A checked call: `n` choices for each prompt.
 
     `sampling[i]` and `text[i]` belong to prompt i, as does `grammars[i]` where there are any. `names` are what the
-    caller calls the choices, if it does. `keeps_aborted` as in a choice.
+    caller calls the choices, if it does, and `programs` what the prompts are parts of. `keeps_aborted` as in a choice.
+    `computes_prompts`: an answer of no tokens leaves its prompt in the prefix cache.
     """
 
     id: str
@@ -44,6 +45,8 @@ class Call:
     salt: str = ""
     priority: int = 0
     grammars: Sequence[Held | None] = ()
+    programs: Sequence[str] = ()
+    computes_prompts: bool = False
 
 
 class Generation:
@@ -131,7 +134,7 @@ class Generation:
     async def _read(self, choice: Choice, meter: CallMeter) -> Pieces:
         """The pieces of one choice. Leaving early, also at a stop string, aborts the engine's request."""
         sampling = self.call.sampling[choice.index // self.call.n]
-        if sampling.max_new_tokens == 0 and sampling.prompt_logprobs == NO_LOGPROBS:
+        if sampling.max_new_tokens == 0 and not self._needs_prompt(choice, sampling):
             yield choice, choice.empty()
             return
         async with aclosing(self._backend.submit(self._request(choice.index, sampling))) as deltas:
@@ -151,6 +154,11 @@ class Generation:
         self.first_token = time.monotonic()
         self.replica = self._backend.history.replica_of(self._id(index))
 
+    def _needs_prompt(self, choice: Choice, sampling: SamplingParams) -> bool:
+        """Whether the engine has something to do for an answer of no tokens, and room to do it."""
+        has_room = choice.num_prompt < self._backend.info.context_length
+        return sampling.prompt_logprobs != NO_LOGPROBS or (self.call.computes_prompts and has_room)
+
     def _fed(self, choice: Choice, delta: Delta) -> Piece | None:
         """What a choice makes of a delta. Of a grammar the engine knows its kind alone, not the caller's field."""
         held = self._held(choice.index)
@@ -168,7 +176,7 @@ class Generation:
         return request_id(self.call.id, index, self.call.names[index] if self.call.names else "")
 
     def _request(self, index: int, sampling: SamplingParams) -> Request:
-        """The engine's request; an answer of no tokens still takes a step where the prompt's logprobs are asked for."""
+        """The engine's request; an answer of no tokens still takes the step that computes its prompt."""
         call, held = self.call, self._held(index)
         return Request(
             id=self._id(index),
@@ -182,6 +190,7 @@ class Generation:
             salt=call.salt,
             grammar=None if held is None else held.grammar,
             timeout_s=self._timeout_s,
+            program=call.programs[index // call.n] if call.programs else "",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,14 +26,16 @@ class _Written:
     own: list[Entry] = field(default_factory=list)
     top: list[list[Entry] | None] = field(default_factory=list)
     of_ids: list[list[Entry] | None] = field(default_factory=list)
+    sent: int = 0  # tokens in the last chunk
 
 
 @dataclass
 class NativeForm:
     """Writes the answer of one native call. Streamed chunks carry everything so far, as SGLang's do.
 
-    `asks` has one item a prompt, `names` one an answer. `is_list`: the answer is a list, since the call gave a list of
-    prompts or asked for several choices. `started` is in the seconds of `time.monotonic`.
+    `asks` and `intervals` (tokens between two chunks of an answer) have one item a prompt, `names` one an answer.
+    `is_list`: the answer is a list, since the call gave a list of prompts or asked for several choices. `started` is in
+    the seconds of `time.monotonic`.
     """
 
     names: list[str]
@@ -40,6 +43,7 @@ class NativeForm:
     tokenizer: TextCodec
     is_list: bool
     has_text_in_logprobs: bool = False
+    intervals: Sequence[int] = (1,)
     started: float = field(default_factory=time.monotonic)
     _written: dict[int, _Written] = field(default_factory=dict)
 
@@ -48,8 +52,13 @@ class NativeForm:
         return []
 
     def chunks(self, choice: Choice, piece: Piece) -> list[Json]:
-        """The choice's answer so far."""
+        """The choice's answer so far, where it is time for one."""
         self._add(choice, piece)
+        written = self._written[choice.index]
+        interval = self.intervals[choice.index * len(self.intervals) // len(self.names)]
+        if piece.finish_reason is None and written.sent and choice.num_tokens - written.sent < interval:
+            return []
+        written.sent = choice.num_tokens
         return [self._answer(choice, piece) | ({"index": choice.index} if self.is_list else {})]
 
     def closing(self, usage: Usage) -> list[Json]:

@@ -157,6 +157,11 @@ def name_answers(rid: object, num_prompts: int | None, n: int) -> Names:
     return Names(call, names, is_given=True)
 
 
+def parse_programs(native: NativeBody, num_prompts: int | None) -> list[str]:
+    """The program of each prompt; empty for none."""
+    return _spread(native.program_id, "program_id", num_prompts, _program)
+
+
 def _spread(value: object, param: str, num_prompts: int | None, read: Callable[[object, str], ValueT]) -> list[ValueT]:
     """One checked value a prompt, from one for all or from an array of them."""
     if num_prompts is None or not isinstance(value, list):
@@ -200,6 +205,13 @@ def _whole(value: object, param: str, place: str, lowest: int, highest: int) -> 
     if not lowest <= value <= highest:
         wrong_value(param, place, f"{shown(value)} is not in {lowest}..{highest}.")
     return value
+
+
+def _program(value: object, place: str) -> str:
+    name = checked_text("program_id", place, value)
+    if len(name) > MAX_RID_CHARS:
+        wrong_value("program_id", place, f"a name has at most {MAX_RID_CHARS} characters, this one {len(name)}.")
+    return name
 
 
 def _rid(value: object, place: str) -> str:

@@ -27,6 +27,7 @@ from sgray.serve.openai.schemas import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EndProgramsBody,
     NativeBody,
     NativeSampling,
     ScoreBody,
@@ -205,6 +206,12 @@ OPERATIONS: Mapping[str, Operation] = {
         "Good also for names that nobody has. To stop everybody's calls (`abort_all`) is the operator's.",
         body=AbortBody,
         has_admin_part=True,
+    ),
+    "end_programs": Operation(
+        "Say that programs have ended",
+        "What their calls (`program_id` of /generate) have left in the cache is kept no longer than anything else. Good"
+        " also for programs that nobody knows.",
+        body=EndProgramsBody,
     ),
     "flush_cache": Operation(
         "Empty the prefix caches",

@@ -132,6 +132,7 @@ class NativeSampling(Sampling):
     max_new_tokens: int = Field(128, ge=0)
     min_new_tokens: int = Field(0, ge=0)
     sampling_seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    stream_interval: int = Field(1, ge=1, description="Tokens between two chunks; the first and the last come anyway.")
 
 
 class NativeBody(Body):
@@ -159,6 +160,11 @@ class NativeBody(Body):
         None, description="Token ids whose logprobs come with each token's, or an array of such arrays, one a prompt."
     )
     return_text_in_logprobs: bool = Field(False, description="The text of each token beside its id, else null.")
+    program_id: Annotated[Any, Like(str | list[str])] = Field(
+        "",
+        description="What the call is a part of, of at most 256 characters, or an array, one a prompt: its prefix "
+        "stays in the cache until /end_programs, and its calls meet on one replica.",
+    )
     cache_salt: str = Field("", max_length=256)
     priority: int = Field(0, ge=-(2**31), lt=2**31)
 
@@ -202,6 +208,12 @@ class AbortBody(Body):
 
     rid: str = Field("", max_length=512)
     abort_all: bool = False
+
+
+class EndProgramsBody(Body):
+    """POST /end_programs."""
+
+    program_ids: list[str] = Field(max_length=4096)
 
 
 TEXT_ONLY = "the models served here read text alone"
@@ -261,7 +273,6 @@ NATIVE_SAMPLING_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "stop_regex": (([],), "patterns that end an answer are not supported; use stop"),
     "beam_width": ((1,), "there is no beam search; use n"),
     "spaces_between_special_tokens": ((True,), "text is exactly what the tokens say"),
-    "stream_interval": ((1,), "text is sent as soon as it is there"),
     "custom_params": (({},), "there is no custom code that would read them"),
 }
 """The same for its `sampling_params`."""

@@ -33,6 +33,7 @@ from sgray.serve.openai.native_fields import (
     native_sampling,
     parse_logprobs,
     parse_native,
+    parse_programs,
     parse_sampling,
 )
 from sgray.serve.openai.prompts import THREAD_CHARS, Prompt, answer_tokens, parse_prompts, tokenise
@@ -275,7 +276,10 @@ class OpenAIService:
         lengths = [len(prompt.tokens) for prompt in prompts]
         asks = parse_logprobs(native, given, count, lengths, limits.vocab_size)
         is_list = count is not None or n > 1
-        form = NativeForm(names.answers, asks, self._tokenizer, is_list, native.return_text_in_logprobs)
+        intervals = [one.stream_interval for one in given]
+        form = NativeForm(
+            names.answers, asks, self._tokenizer, is_list, native.return_text_in_logprobs, intervals=intervals
+        )
         call = Call(
             id=names.call,
             prompts=prompts,
@@ -290,6 +294,8 @@ class OpenAIService:
             salt=native.cache_salt,
             priority=native.priority,
             grammars=await self._native_grammars(given, is_list=isinstance(native.sampling_params, list)),
+            programs=parse_programs(native, count),
+            computes_prompts=True,
         )
         return self._answer(form, call, native.stream, has_fast_text=False)
 

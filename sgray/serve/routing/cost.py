@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sgray.serve.routing.policy import Question, rendezvous
+from sgray.serve.routing.policy import Question, program_key, rendezvous
 from sgray.serve.routing.replica import ReplicaState
 
 MANY = 64  # candidates; of more only some are looked at
@@ -39,7 +39,7 @@ class LeastCost:
         self._model = model or CostModel()
 
     def choose(self, question: Question) -> ReplicaState:
-        """The cheapest; among equals the deepest match, then the home that all routers agree on."""
+        """The cheapest; among equals the deepest match, the program's home, then the one that all routers agree on."""
         model, considered = self._model, _considered(question)
         costs = [self.cost(replica, question) for replica in considered]
         least = min(costs)
@@ -51,9 +51,12 @@ class LeastCost:
         near = [one for one, cost in zip(considered, costs, strict=True) if cost <= least + slack]
         depth = max(question.depth(one) for one in near)
         equal = [one for one in near if question.depth(one) == depth]
+        if question.home and (home := next((one for one in equal if one.name == question.home), None)) is not None:
+            return home
         hashes = question.hashes
-        # Independent ingresses agree on the home of a cold prefix; prompts without a page have no home.
-        page = hashes[min(depth, len(hashes) - 1)] if hashes else question.turn
+        # Independent ingresses agree on the home of a cold prefix; a prompt without a page has that of its program.
+        other = program_key(question.program) if question.program else question.turn
+        page = hashes[min(depth, len(hashes) - 1)] if hashes else other
         return max(self._not_ahead(equal), key=lambda one: rendezvous(page, one.name))
 
     def cost(self, replica: ReplicaState, question: Question) -> float:

@@ -16,7 +16,8 @@ class Question:
     """A prompt of `num_tokens` tokens with these whole pages, and who could take it; there is at least one candidate.
 
     `depths`: replica number -> leading pages that it holds or will; absent for none. `turn` counts the questions.
-    `peers`: how many routers there seem to be, this one included.
+    `peers`: how many routers there seem to be, this one included. `program` is what the prompt is a part of, and `home`
+    the replica that another of its prompts was sent to last; both may be empty.
     """
 
     candidates: Sequence[ReplicaState]
@@ -28,6 +29,8 @@ class Question:
     now: float
     speeds: Speeds
     peers: float = 1.0
+    program: str = ""
+    home: str = ""
 
     def depth(self, replica: ReplicaState) -> int:
         """Leading pages that it holds or will."""
@@ -67,6 +70,11 @@ def deepest(question: Question) -> list[ReplicaState]:
     """The candidates that hold the longest start of the prompt."""
     depth = max(question.depth(one) for one in question.candidates)
     return [one for one in question.candidates if question.depth(one) == depth]
+
+
+def program_key(program: str) -> int:
+    """A number that everybody reckons alike for this program."""
+    return int.from_bytes(hashlib.blake2b(program.encode(), digest_size=8).digest(), "little")
 
 
 def rendezvous(key: int, name: str) -> int:

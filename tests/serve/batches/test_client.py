@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -12,7 +13,9 @@ from batch_rows import MODEL, client_of, jsonl, row
 
 from sgray.config import Config
 from sgray.errors import EngineError, OverloadedError
+from sgray.protocol import Load
 from sgray.serve.batches.runner import LOWEST_PRIORITY
+from sgray.serve.batches.store import Store
 from sgray.serve.openai.app import create_app
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -253,3 +256,53 @@ def test_the_routes_need_a_key_where_the_server_has_keys(tokenizer, backend, tmp
     app = create_app(Config.parse({"api": api, "batches": batches}), tokenizer, backend)
     assert asyncio.run(_statuses(app)) == {401}
     assert asyncio.run(_statuses(app, **{"x-api-key": "secret"})) == {200, 400, 404}
+
+
+def test_no_row_begins_while_every_replica_has_somebody_waiting(run, backend, monkeypatch):
+    loads = {"one": Load(waiting=1), "other": Load(waiting=3)}
+    monkeypatch.setattr(backend, "loads", lambda: loads)
+
+    async def test(caller) -> None:
+        batch = await caller.create([row(str(number)) for number in range(3)])
+        await caller.ended(batch.id, "in_progress")
+        await asyncio.sleep(0.3)
+        assert backend.requests == []
+        loads["other"] = Load(running=9)  # busy, but nobody waits there
+        batch = await caller.ended(batch.id)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 3)
+
+    run(backend, test)
+
+
+def test_rows_go_on_where_no_replica_is_known_since_asking_is_what_starts_one(run, backend, monkeypatch):
+    monkeypatch.setattr(backend, "loads", dict)
+
+    async def test(caller) -> None:
+        assert (await caller.ended((await caller.create([row("a")])).id)).status == "completed"
+
+    run(backend, test)
+
+
+def test_a_batch_whose_time_is_over_ends_with_what_it_has(run, backend, monkeypatch):
+    late = [0.0]
+    monkeypatch.setitem(Store.__init__.__kwdefaults__, "now", lambda: time.time() + late[0])
+    backend.pause_s = 0.02
+
+    async def test(caller) -> None:
+        batch = await caller.create([row(str(number)) for number in range(500)])
+        assert batch.expires_at - batch.created_at == 86_400
+        while not (await caller.client.batches.retrieve(batch.id)).request_counts.completed:
+            await asyncio.sleep(0.02)
+        late[0] = 86_400.0
+        batch = await caller.ended(batch.id)
+        assert batch.status == "expired" and batch.expired_at >= batch.expires_at
+        counts = batch.request_counts
+        assert 0 < counts.completed < 500 and counts.completed + counts.failed == counts.total == 500
+        done, left = await caller.lines(batch.output_file_id), await caller.lines(batch.error_file_id)
+        assert {line["error"]["code"] for line in left} == {"batch_expired"}
+        assert sorted(int(line["custom_id"]) for line in done + left) == list(range(500))
+        assert backend.running == set(), "what was in flight was stopped"
+        again = await caller.ended((await caller.create([row("next")])).id)
+        assert again.status == "completed"
+
+    run(backend, test)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,10 @@ class ScriptedBackend:
     flushed: int = 0
     holders: list[str] = field(default_factory=list)
     history: History = field(default_factory=History)
+    ended: list[str] = field(default_factory=list)
+
+    def end_programs(self, programs: Sequence[str]) -> None:
+        self.ended += programs
 
     def abort_calls(self, name: str | None) -> None:
         self.stopped.append(name)

@@ -106,6 +106,21 @@ async def test_an_abort_of_nothing_that_can_be_named_is_refused(api, backend, bo
     assert not backend.stopped
 
 
+async def test_programs_are_said_to_have_ended(api, backend):
+    assert (await api.http.post("/end_programs", json={"program_ids": ["p", "q"]})).status_code == 200
+    assert backend.ended == ["p", "q"]
+    for body, param in (
+        ({}, "program_ids"),
+        ({"program_ids": "p"}, "program_ids"),
+        ({"program_ids": ["p", 5]}, "program_ids"),
+        ({"program_ids": ["\ud800"]}, "program_ids"),
+        ({"program_ids": ["p"] * 4097}, "program_ids"),
+    ):
+        response = await api.http.post("/end_programs", content=json.dumps(body))
+        assert (response.status_code, response.json()["error"]["param"].partition("[")[0]) == (400, param)
+    assert backend.ended == ["p", "q"]
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_flush_empties_all_caches_or_says_who_holds_them(api, backend, method):
     response = await api.http.request(method, "/flush_cache")

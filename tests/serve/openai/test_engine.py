@@ -198,7 +198,7 @@ async def test_pub_049_and_pub_050_native_prompt_logprobs_are_those_of_an_echo_w
         for entry, value in zip(meta["input_token_logprobs"], echo["token_logprobs"][start:150], strict=True):
             assert entry[0] is value is None or abs(entry[0] - value) < 1e-4
         assert meta["cached_tokens"] <= max(0, start - 1)
-        assert (meta["cached_tokens"] > 0) == (16 < start < 150), "what comes before the start may be cached"
+        assert (meta["cached_tokens"] > 0) == (start > 16), "what comes before the start may be cached"
     assert echo["token_logprobs"][0] is None
 
 

@@ -48,6 +48,7 @@ BODIES: dict[str, Any] = {
     "/detokenize": {"tokens": [[5, 6], [7]]},
     "/v1/score": {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]},
     "/abort_request": {"rid": "nobody"},
+    "/end_programs": {"program_ids": ["nobody", "other"]},
 }
 
 

@@ -187,6 +187,38 @@ async def test_answers_and_requests_bear_the_callers_names(api, backend, fields,
     assert len({request.id for request in backend.requests}) == 2 * len(names), "the same name may be used again"
 
 
+async def test_chunks_come_as_often_as_they_were_asked_for(api):
+    sampling = {"max_new_tokens": 7, "ignore_eos": True}
+    for interval, expected in ((1, [1, 2, 3, 4, 5, 6, 7]), (3, [1, 4, 7]), (4, [1, 5, 7]), (1000, [1, 7])):
+        events = await api.events(PATH, sampling_params=sampling | {"stream_interval": interval})
+        assert [event["meta_info"]["completion_tokens"] for event in events] == expected
+        assert events[-1]["output_ids"] == (await api.events(PATH, sampling_params=sampling))[-1]["output_ids"]
+    assert (await api.refused(PATH, sampling_params={"stream_interval": 0}))["param"].endswith("stream_interval")
+
+
+@pytest.mark.parametrize(
+    ("fields", "programs"),
+    [
+        ({}, [""]),
+        ({"program_id": "p"}, ["p"]),
+        ({"program_id": "p", "text": ["a", "b"]}, ["p", "p"]),
+        ({"program_id": ["p", ""], "text": ["a", "b"], "sampling_params": {"n": 2}}, ["p", "p", "", ""]),
+    ],
+)
+async def test_requests_are_parts_of_the_callers_programs(api, backend, fields, programs):
+    await api.answer(PATH, **fields)
+    assert [one.program for one in sorted(backend.requests, key=lambda one: one.id)] == programs
+
+
+async def test_an_answer_of_no_tokens_still_brings_its_prompt_into_the_cache(api, backend):
+    answer = await api.answer(PATH, sampling_params={"max_new_tokens": 0})
+    assert (answer["text"], answer["output_ids"], answer["meta_info"]["completion_tokens"]) == ("", [], 0)
+    assert [request.sampling.max_new_tokens for request in backend.requests] == [1]
+    full = {"input_ids": [5] * backend.info.context_length, "sampling_params": {"max_new_tokens": 0}}
+    assert (await api.answer(PATH, text=None, **full))["output_ids"] == []
+    assert len(backend.requests) == 1, "where there is no room for a token there is nothing to go on with either"
+
+
 async def test_an_answer_without_a_name_can_be_stopped_by_its_id(api, backend):
     for fields in ({}, {"sampling_params": {"n": 2}}):
         backend.requests.clear()
@@ -299,6 +331,10 @@ async def test_fields_of_sglang_that_cannot_be_honoured_are_refused_unless_they_
         ({"text": ["a", "b"], "rid": ["a"]}, "rid"),
         ({"text": ["a", "b"], "rid": ["a", "a"]}, "rid"),
         ({"cache_salt": "\ud800"}, "cache_salt"),
+        ({"program_id": 5}, "program_id"),
+        ({"program_id": "x" * 257}, "program_id"),
+        ({"program_id": "\ud800"}, "program_id"),
+        ({"text": ["a", "b"], "program_id": ["a"]}, "program_id"),
     ],
 )
 async def test_pub_067_and_pub_054_wrong_native_fields_are_named(api, fields, param):

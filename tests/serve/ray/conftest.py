@@ -142,13 +142,18 @@ def cluster(model_dir: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def deploy(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Service]]:
+def batches_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the service keeps its batches."""
+    return str(tmp_path_factory.mktemp("batches"))
+
+
+@pytest.fixture(scope="session")
+def deploy(cluster: str, batches_dir: str) -> Iterator[Callable[..., Service]]:
     """Deploy the service with these `serve` and `schedule` values, which stays until somebody asks for other ones.
 
     With `in_place` it takes over from the one that runs.
     """
     running: list[Any] = []
-    batches_dir = str(tmp_path_factory.mktemp("batches"))
 
     def deployed(
         values: Mapping[str, Any], schedule: Mapping[str, Any] | None = None, *, in_place: bool = False
