@@ -7,7 +7,7 @@ single rank has the form without a group, whose every operation gives its argume
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -53,10 +53,11 @@ class GlooComm:
     """
 
     def __init__(self, mesh: Mesh, store: dist.Store, timeout_s: float) -> None:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        gloo: Any = dist.ProcessGroupGloo  # torch's stubs know only its name
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
         options._timeout = timedelta(seconds=timeout_s)
-        self._group = dist.ProcessGroupGloo(store, mesh.tp_rank, mesh.tp_size, options)
+        self._group = gloo(store, mesh.tp_rank, mesh.tp_size, options)
         self._size = mesh.tp_size
 
     def all_reduce(self, x: Tensor) -> Tensor:
