@@ -56,8 +56,8 @@ class Parameter:
             raise ModelLoadError(f"shape {list(shape)} instead of {list(piece.shape)}")
         if index not in self._missing:
             raise ModelLoadError("the tensor is there twice")
-        before = (slice(None),) * piece.rule.dim
-        part = value[(*before, slice(start, stop))]
+        held = (*(slice(None),) * piece.rule.dim, slice(start, stop))
+        part = value[held]
         self.data[self._offsets[index] : self._offsets[index + 1]].copy_(part)
         self._missing.remove(index)
 
