@@ -174,6 +174,22 @@ class ApiConfig(Section):
     )
 
 
+class BatchesConfig(Section):
+    """OpenAI's batch API: where it keeps its state, and its limits."""
+
+    batches_dir: str | None = Field(
+        None,
+        description="A directory for files and batches, on a disk of the node whose ingresses run them; the batch API "
+        "is off if unset.",
+    )
+    max_batch_bytes: int = Field(
+        100 * 2**20, ge=1024, description="Largest file of a batch; all files together may have 50 times that."
+    )
+    max_batch_rows_in_flight: int = Field(
+        32, ge=1, description="Most rows of batches that one ingress runs at a time, in the slack of other calls."
+    )
+
+
 class ServeConfig(Section):
     """The Ray Serve side: how many replicas, how they come and go."""
 
@@ -182,11 +198,21 @@ class ServeConfig(Section):
     num_ingress_replicas: Count | Auto = Field(
         "auto", description="Replicas of the HTTP ingress; auto is 4 where engine replicas have GPUs, else 1."
     )
-    target_ongoing_requests: float = Field(
-        32.0, gt=0, description="Requests a replica should hold; more starts another."
+    autoscaling_policy: Literal["engine", "requests"] = Field(
+        "engine",
+        description="What decides on the number of replicas: engine: how busy the engines are and how long prompts "
+        "wait; requests: how many requests there are.",
     )
-    upscale_delay_s: float = Field(10.0, ge=0)
-    downscale_delay_s: float = Field(300.0, ge=0)
+    target_ttft_s: float = Field(
+        2.0, gt=0, description="Longest that prompts should wait before they are computed; more starts a replica."
+    )
+    target_ongoing_requests: float | None = Field(
+        None,
+        gt=0,
+        description="Requests a replica should hold; more starts another. Where requests decide, 32 if unset.",
+    )
+    upscale_delay_s: float = Field(10.0, ge=0, description="More replicas start once they were wanted for this long.")
+    downscale_delay_s: float = Field(300.0, ge=0, description="The same for fewer, and for the last one.")
     graceful_shutdown_timeout_s: float = Field(
         600.0, ge=0, description="How long a replica that goes away may finish its streams."
     )
@@ -218,6 +244,7 @@ class Config(Section):
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     grammar: GrammarConfig = Field(default_factory=GrammarConfig)
     api: ApiConfig = Field(default_factory=ApiConfig)
+    batches: BatchesConfig = Field(default_factory=BatchesConfig)
     serve: ServeConfig = Field(default_factory=ServeConfig)
 
     @classmethod

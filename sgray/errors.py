@@ -65,7 +65,7 @@ class ModelNotFoundError(InvalidRequestError):
 
 
 class NotFoundError(InvalidRequestError):
-    """No such route."""
+    """No such route, or nothing of that name behind it."""
 
     status = 404
     code = "not_found"
@@ -134,6 +134,13 @@ class DeviceLostError(EngineError):
     """The device reported a fault, after which a process can compute nothing more on it."""
 
     code = "device_lost"
+
+
+class StorageError(SgrayError):
+    """What is kept on disk could not be read or written."""
+
+    status = 500
+    code = "storage_error"
 
 
 class ConfigError(SgrayError):

@@ -13,10 +13,10 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 from sgray.bench import report, serve
-from sgray.config import DEFAULT_MODEL
+from sgray.config import DEFAULT_MODEL, RoutingPolicy
 from sgray.errors import ConfigError
 from sgray.supervisor import is_healthy
 
@@ -29,6 +29,7 @@ SHARED_FLAGS = ("groups", "group-size", "prefix-len", "input-len", "output-len",
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
     parser.add_argument("--model", default=DEFAULT_MODEL, help="what to serve (default: %(default)s)")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="which, with commas (default: %(default)s)")
     parser.add_argument("--replicas", type=int, default=2, help="engine replicas (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8077, help="where the servers listen (default: %(default)s)")
     parser.add_argument("--groups", type=int, default=8, help="groups with a common prefix (default: %(default)s)")
@@ -43,7 +44,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the load on each policy's server and prints a table; 1 if a request failed."""
-    figures = {policy: measure(arguments, policy) for policy in POLICIES}
+    policies = arguments.policies.split(",")
+    known = get_args(RoutingPolicy)
+    if wrong := [policy for policy in policies if policy not in known]:
+        raise ConfigError(f"--policies: no such policy as {wrong[0]!r}; there are {', '.join(known)}")
+    figures = {policy: measure(arguments, policy) for policy in policies}
     rows = [
         (policy, one["hit_percent"], one["ttft_ms"]["p50"], one["ttft_ms"]["p99"], one["seconds"], one["failed"])
         for policy, one in figures.items()

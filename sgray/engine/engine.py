@@ -46,6 +46,7 @@ class Engine:
         grammars: GrammarQueue | None = None,
     ) -> None:
         self.info = info
+        self.limits = _limits(info, config)
         self.failure: str | None = None
         self.is_lost = False
         self._executor = executor
@@ -57,7 +58,7 @@ class Engine:
         self._cache = PrefixCache(info.num_pages, info.page_size, disabled=config.memory.disable_radix_cache)
         self._scheduler = Scheduler(
             self._cache,
-            _limits(info, config),
+            self.limits,
             clock=clock,
             policy=config.schedule.schedule_policy,
             random_seed=config.schedule.random_seed,

@@ -15,7 +15,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from sgray.config import Config, ServeConfig, environment_keys, num_ingresses
 from sgray.errors import ConfigError
 from sgray.models.spec import check_ranks, served_spec
-from sgray.serve.autoscale import replicas_for_ongoing_requests
+from sgray.serve.autoscale import EngineSignals, replicas_for_ongoing_requests
+from sgray.serve.batches.batches import batches_directory
 from sgray.serve.ingress import Ingress
 from sgray.serve.replica import LLMReplica
 from sgray.serve.table_router import TableRouter
@@ -25,6 +26,7 @@ REPLICA_DEPLOYMENT = "LLMReplica"
 INGRESS_DEPLOYMENT = "Ingress"
 
 REPORT_S, LOOK_BACK_S = 1.0, 5.0
+DEFAULT_ONGOING_REQUESTS = 32.0
 NO_LIMIT = 1_000_000  # the engine's queue is the limit; Serve's would count streams that Serve cannot see
 
 
@@ -32,6 +34,7 @@ def build(args: Mapping[str, Any]) -> Application:
     """The application for these values of a `Config`. Raises ConfigError before anything starts."""
     config = Config.parse(args)
     _check_model(config)
+    _check_batches(config)
     values = config.model_dump()
     replicas = serve.deployment(LLMReplica, **_replica_options(config)).bind(values)
     ingress = serve.deployment(serve.ingress()(Ingress), **_ingress_options(config))
@@ -59,13 +62,23 @@ def _autoscaling(options: ServeConfig) -> AutoscalingConfig:
         return AutoscalingConfig(
             min_replicas=options.min_replicas,
             max_replicas=options.max_replicas,
-            target_ongoing_requests=options.target_ongoing_requests,
+            target_ongoing_requests=options.target_ongoing_requests or DEFAULT_ONGOING_REQUESTS,
             upscale_delay_s=options.upscale_delay_s,
             downscale_delay_s=options.downscale_delay_s,
             metrics_interval_s=REPORT_S,
             look_back_period_s=LOOK_BACK_S,
-            policy=AutoscalingPolicy(policy_function=replicas_for_ongoing_requests),
+            policy=_policy(options),
         )
+
+
+def _policy(options: ServeConfig) -> AutoscalingPolicy:
+    if options.autoscaling_policy == "requests":
+        return AutoscalingPolicy(policy_function=replicas_for_ongoing_requests)
+    targets = {
+        "target_ttft_s": options.target_ttft_s,
+        "target_ongoing_requests": options.target_ongoing_requests,
+    }
+    return AutoscalingPolicy(policy_function=EngineSignals, policy_kwargs=targets)
 
 
 def _ingress_options(config: Config) -> dict[str, Any]:
@@ -92,6 +105,18 @@ def _num_gpus(config: Config) -> int:
 def _num_ingresses(config: Config) -> int:
     wanted = config.serve.num_ingress_replicas
     return num_ingresses(has_gpus=_num_gpus(config) > 0) if wanted == "auto" else wanted
+
+
+def _check_batches(config: Config) -> None:
+    """Refuse several ingresses over several nodes: each node would have a database of its own."""
+    if batches_directory(config) is None or not ray.is_initialized():
+        return
+    num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    if num_nodes > 1 and _num_ingresses(config) > 1:
+        raise ConfigError(
+            f"batches.batches_dir: the database of batches is a file, which ingresses on {num_nodes} nodes "
+            "cannot share; set serve.num_ingress_replicas to 1, or leave batches_dir out"
+        )
 
 
 def _check_model(config: Config) -> None:

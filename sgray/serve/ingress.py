@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sgray.config import Config, KeyHashes, environment_keys
 from sgray.errors import OverloadedError
 from sgray.models.hub import resolve_model
+from sgray.serve.batches.batches import Batches
 from sgray.serve.dispatch import Dispatcher
 from sgray.serve.openai.app import app_of
 from sgray.serve.openai.keys import Keyring
@@ -47,7 +48,7 @@ class Ingress:
     ) -> None:
         config = Config.parse(values)
         own = environment_keys()
-        self._api = config.api
+        self._config = config
         self._keyring = Keyring(config.api, KeyHashes(keys.api + own.api, keys.admin + own.admin))
         tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         self._loop = asyncio.get_running_loop()
@@ -60,15 +61,18 @@ class Ingress:
         self._waking: asyncio.Task[None] | None = None
         table_of(replicas.app_name, replicas.deployment_name).subscribe(self._on_table)
         self._service = OpenAIService(config, tokenizer, self._dispatcher)
+        self._batches = await asyncio.to_thread(Batches.over, self._service, config)
         self._packed = OpenAIService(config, tokenizer, PackedBackend(self._dispatcher))
         self._packed.metrics = self._service.metrics
         if config.serve.min_replicas:
             self._wake()
+        if self._batches is not None:
+            self._batches.start()
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Called by Serve: the HTTP application."""
         patient = Middleware(_Patient, dispatcher=self._dispatcher)
-        return app_of(self._service, self._api, self._keyring, behind_keys=[patient])
+        return app_of(self._service, self._config, self._keyring, batches=self._batches, behind_keys=[patient])
 
     async def chat(self, body: Mapping[str, Any]) -> Answer:
         """A chat completion, as POST /v1/chat/completions."""
@@ -116,6 +120,8 @@ class Ingress:
 
     async def __del__(self) -> None:
         """Called by Serve before the end, when no call runs any more."""
+        if self._batches is not None:
+            await self._batches.close()
         await self._dispatcher.close()
 
     def _on_table(self, endpoints: dict[str, Endpoint]) -> None:

@@ -19,8 +19,8 @@ from sgray.engine.engine import Engine
 from sgray.engine.loop import EngineLoop
 from sgray.errors import SgrayError
 from sgray.protocol import StepReport
-from sgray.serve.autoscale import ONGOING
 from sgray.serve.link import LinkServer
+from sgray.serve.load_meter import LoadMeter
 from sgray.serve.table import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class LLMReplica:
         self._engine_loop = EngineLoop(engine, self._publish)
         token = secrets.token_urlsafe(32)
         self._server = LinkServer(self._engine_loop, engine.info, token)
+        self._meter = LoadMeter(engine.info, engine.limits.mixed_prefill)
         # This process is two threads that take turns: the one that plans steps, and this one, which sends their
         # tokens. Neither should wait for the other as long as Python's default of 5 ms, which is a whole step.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -58,7 +59,7 @@ class LLMReplica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve again and again."""
-        return {ONGOING: float(self._server.num_streams)}
+        return self._meter.read(self._server.load, self._server.num_streams)
 
     def check_health(self) -> None:
         """Called by Serve again and again; raises when this replica should be replaced."""

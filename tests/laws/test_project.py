@@ -17,6 +17,8 @@ PAGES = [
     "CONTRIBUTING.md",
     "docs/life_of_a_request.md",
     "docs/adding_a_model.md",
+    "docs/deploying.md",
+    "docs/batches.md",
     "docs/language.md",
     "docs/performance.md",
     "docs/routing.md",

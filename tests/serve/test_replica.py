@@ -63,7 +63,9 @@ def test_a_replica_serves_counts_and_is_healthy(model_dir: object) -> None:
         replica.check_health()
         deltas = await task
         assert sum(len(delta.tokens) for delta in deltas) == 20
-        assert replica.record_autoscaling_stats() == {"ongoing": 0.0}
+        idle = replica.record_autoscaling_stats()
+        assert idle["ongoing"] == idle["wait_s"] == idle["memory_share"] == idle["seat_share"] == 0.0
+        assert 0.0 < idle["prefill_share"] < 1.0, "its prompt came just now"
         assert dispatcher.loads()["r"].generation_tokens == 20
 
     run(test)

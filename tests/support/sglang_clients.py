@@ -92,20 +92,15 @@ def hold_session(python: Path, url: str, model_dir: Path, scratch: Path) -> dict
 def _allow_torchvision() -> None:
     """Declares two operators: the index's torchvision has none that a CPU build of torch could load, and asks for
     their names when it is imported. A build that has them is left alone."""
-    import torch
+    from torch import library as operators
 
     try:
         import torchvision  # noqa: F401
     except RuntimeError:
-        library = torch.library.Library("torchvision", "FRAGMENT")
         for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _LIBRARIES.append(library)  # what it declares lives no longer than it does
+            operators.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
-
-
-_LIBRARIES: list[Any] = []
 
 
 def _speak_language(url: str) -> dict[str, Any]:

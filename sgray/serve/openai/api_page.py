@@ -71,7 +71,9 @@ def _section(paths: list[str], operation: Json, components: Json) -> str:
         text = parameter.get("description", "Part of the path.")
         lines.append(f"\n`{parameter['name']}` ({parameter['in']}): {text}")
     if body := operation.get("requestBody"):
-        lines.append(f"\n{_fields('Body', _schema(body['content']['application/json'], components))}")
+        (kind, content), *_ = body["content"].items()
+        title = "Body" if kind == "application/json" else f"Body, as {kind}"
+        lines.append(f"\n{_fields(title, _schema(content, components))}")
     for kind, content in operation["responses"]["200"].get("content", {}).items():
         lines.append(f"\n{_answer(kind, content, components)}")
     statuses = ", ".join(status for status, one in operation["responses"].items() if "$ref" in one)
@@ -189,7 +191,7 @@ def _contents(operation: Json) -> list[Json]:
     answer = operation["responses"]["200"].get("content", {})
     found = [event_data(one) if kind == EVENT_STREAM else one["schema"] for kind, one in answer.items()]
     body = operation.get("requestBody")
-    return found + ([body["content"]["application/json"]["schema"]] if body else [])
+    return found + ([one["schema"] for one in body["content"].values()] if body else [])
 
 
 def _name_of(schema: Json) -> str:

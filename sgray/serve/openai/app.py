@@ -19,6 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sgray.config import ApiConfig, Config, environment_keys
 from sgray.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, OverloadedError, SgrayError
 from sgray.serve.anthropic import errors
+from sgray.serve.batches.batches import Batches
+from sgray.serve.batches.routes import BATCH_ROUTES, BatchCalls
 from sgray.serve.openai.answers import Answer
 from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.bounds import Bounded
@@ -53,19 +55,26 @@ _CLIENT_CLOSED = 499  # nginx's status for a client that left; nobody reads it, 
 def create_app(config: Config, tokenizer: TextCodec, backend: Backend) -> Starlette:
     """The application over a backend, closed by the keys of the configuration and of this process's environment."""
     keyring = Keyring(config.api, environment_keys())
-    return app_of(OpenAIService(config, tokenizer, backend), config.api, keyring)
+    service = OpenAIService(config, tokenizer, backend)
+    return app_of(service, config, keyring, batches=Batches.over(service, config))
 
 
 def app_of(
-    service: OpenAIService, api: ApiConfig, keyring: Keyring, *, behind_keys: Sequence[Middleware] = ()
+    service: OpenAIService,
+    config: Config,
+    keyring: Keyring,
+    *,
+    batches: Batches | None,
+    behind_keys: Sequence[Middleware] = (),
 ) -> Starlette:
     """The application over a service that others may call as well. Routes of the operator go through `for_admin`.
 
     `behind_keys` are layers that see only calls which have passed the check of their key.
     """
-    calls = _Calls(service, api)
+    api, calls, batch_calls = config.api, _Calls(service, config.api), BatchCalls(batches, config)
+    routes = [_route(entry, calls) for entry in CALL_ROUTES] + [_route(entry, batch_calls) for entry in BATCH_ROUTES]
     app = Starlette(
-        routes=[_route(entry, calls) for entry in ROUTES],
+        routes=routes,
         middleware=[
             Middleware(Observed, metrics=service.metrics),
             Middleware(Bounded, api=api),
@@ -183,7 +192,7 @@ class _Calls:
         return await read_json(request, self._api.max_body_bytes, self._api.max_json_depth)
 
 
-ROUTES = (
+CALL_ROUTES = (
     Entry("POST", "/v1/chat/completions", _Calls.chat),
     Entry("POST", "/v1/completions", _Calls.completions),
     Entry("POST", "/v1/responses", _Calls.responses),
@@ -210,10 +219,13 @@ ROUTES = (
     Entry("GET, POST", "/flush_cache", _Calls.flush_cache, is_admin=True),
     Entry("GET", "/openapi.json", _Calls.openapi),
 )
-"""Every route, under its newer and its older names where SGLang has two. Each handler is described in operations."""
+"""Every route but those of batches, under its newer and its older names where SGLang has two."""
+
+ROUTES = CALL_ROUTES + BATCH_ROUTES
+"""Every route. Each handler is described in operations."""
 
 
-def _route(entry: Entry, calls: _Calls) -> Route:
+def _route(entry: Entry, calls: _Calls | BatchCalls) -> Route:
     """The route of one entry, with its handler bound to `calls`."""
     handler: Handler = partial(entry.handler, calls)
     return Route(entry.path, _guarded(for_admin(handler) if entry.is_admin else handler), methods=entry.methods)

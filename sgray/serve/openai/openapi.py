@@ -29,7 +29,7 @@ ERRORS: tuple[Error, ...] = (
     errors.InvalidRequestError,
     errors.InvalidKeyError,
     errors.AdminKeyRequiredError,
-    errors.ModelNotFoundError,
+    errors.NotFoundError,
     errors.RequestTimeoutError,
     errors.RequestTooLargeError,
     errors.UrlTooLongError,
@@ -135,7 +135,7 @@ def _operation(entry: Entry, method: str, schemas: _Schemas) -> Json:
     if parameters:
         found["parameters"] = parameters
     if about.body is not None and method != "GET":
-        found["requestBody"] = {"required": True, "content": _content(schemas.of(about.body))}
+        found["requestBody"] = {"required": True, "content": {about.body_kind: {"schema": schemas.of(about.body)}}}
     found["responses"] = {"200": _answer(about, schemas)} | _refusals(entry, about)
     found["security"] = [] if entry.path in OPEN_PATHS else _ADMIN if entry.is_admin else _CALLER
     return found
@@ -167,7 +167,7 @@ def _event(schema: Json, is_named: bool) -> Json:
 def _refusals(entry: Entry, about: Operation) -> Json:
     """The errors by their status."""
     kinds: list[Error] = [errors.UrlTooLongError, errors.HeadersTooLargeError, errors.SgrayError]
-    if about.body is not None or about.parameters:
+    if about.body is not None or about.parameters or about.may_be_missing:
         kinds.append(errors.InvalidRequestError)
     if about.body is not None:
         kinds.append(errors.RequestTooLargeError)
@@ -175,8 +175,8 @@ def _refusals(entry: Entry, about: Operation) -> Json:
         kinds.append(errors.InvalidKeyError)
     if entry.is_admin or about.has_admin_part:
         kinds.append(errors.AdminKeyRequiredError)
-    if about.names_model:
-        kinds.append(errors.ModelNotFoundError)
+    if about.names_model or about.may_be_missing:
+        kinds.append(errors.NotFoundError)
     if about.waits:
         kinds += [errors.RequestTimeoutError, errors.OverloadedError]
     prefix = _ANTHROPIC if anthropic.is_anthropic(entry.path) else ""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from sgray.serve.anthropic.answer_shapes import AnthropicEvent, AnthropicMessage, TokenCount
 from sgray.serve.anthropic.fields import UNSUPPORTED_MESSAGES, MessagesBody, PromptBody
+from sgray.serve.batches import shapes as batches
 from sgray.serve.openai import answer_shapes as answers
 from sgray.serve.openai.responses_fields import UNSUPPORTED_RESPONSES, ResponsesBody
 from sgray.serve.openai.responses_shapes import ResponseAnswer, ResponseEvent
@@ -34,6 +35,8 @@ from sgray.serve.openai.schemas import (
 from sgray.serve.openai.validate import Unsupported
 
 TEXT_PLAIN = "text/plain"
+BYTES = "application/octet-stream"
+FORM = "multipart/form-data"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class Operation:
     `event` is the type of a streamed answer's events, where a body may ask for a stream. `parameters` are those of the
     query, as OpenAPI's objects. `names_model`: the call names a model, which may not be served. `waits`: a replica is
     asked, and there may be none, or no answer in time. `has_admin_part`: some of it is the operator's.
-    `has_named_events`: events carry a name, and no mark comes after the last.
+    `has_named_events`: events carry a name, and no mark comes after the last. `may_be_missing`: what the call names, or
+    the whole API, may not be there. `body_kind` is the media type of the body.
     """
 
     title: str
@@ -77,6 +81,8 @@ class Operation:
     waits: bool = False
     has_admin_part: bool = False
     has_named_events: bool = False
+    may_be_missing: bool = False
+    body_kind: str = "application/json"
 
 
 _FLUSH_TIMEOUT = {
@@ -86,6 +92,19 @@ _FLUSH_TIMEOUT = {
     "description": "Seconds to wait for requests that hold a cache; 0 asks once.",
     "schema": {"type": "number", "minimum": 0, "maximum": 600, "default": 0},
 }
+
+
+def _query(name: str, text: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
+
+
+_AFTER = _query("after", "The id behind which the list goes on: the `last_id` of the one before.", {"type": "string"})
+
+
+def _limit(default: int, most: int) -> Mapping[str, Any]:
+    schema = {"type": "integer", "minimum": 1, "maximum": most, "default": default}
+    return _query("limit", "Most items.", schema)
+
 
 OPERATIONS: Mapping[str, Operation] = {
     "chat": Operation(
@@ -185,6 +204,45 @@ OPERATIONS: Mapping[str, Operation] = {
         parameters=(_FLUSH_TIMEOUT,),
         answer=TEXT_PLAIN,
         waits=True,
+    ),
+    "create_file": Operation(
+        "A file uploaded",
+        "The batch API is OpenAI's, and off unless the server has a directory for it.",
+        body=batches.FileBody,
+        body_kind=FORM,
+        answer=batches.FileAnswer,
+        may_be_missing=True,
+    ),
+    "files": Operation(
+        "The files",
+        parameters=(
+            _AFTER,
+            _limit(batches.MAX_FILES_LISTED, batches.MAX_FILES_LISTED),
+            _query("order", "By age.", {"enum": ["asc", "desc"], "default": "desc"}),
+            _query("purpose", "Only files with it.", {"type": "string"}),
+        ),
+        answer=batches.FileList,
+        may_be_missing=True,
+    ),
+    "file": Operation("One file", answer=batches.FileAnswer, may_be_missing=True),
+    "file_content": Operation("The content of a file", answer=BYTES, may_be_missing=True),
+    "delete_file": Operation("A file deleted", answer=batches.DeletedFile, may_be_missing=True),
+    "create_batch": Operation(
+        "A batch begun",
+        "The rows of a file, each a call, are answered in the slack of other calls.",
+        body=batches.BatchBody,
+        answer=batches.BatchAnswer,
+        may_be_missing=True,
+    ),
+    "batches": Operation(
+        "The batches, the newest first",
+        parameters=(_AFTER, _limit(batches.BATCHES_LISTED, batches.MAX_BATCHES_LISTED)),
+        answer=batches.BatchList,
+        may_be_missing=True,
+    ),
+    "batch": Operation("One batch", answer=batches.BatchAnswer, may_be_missing=True),
+    "cancel_batch": Operation(
+        "The end of a batch asked for", "What is answered stays.", answer=batches.BatchAnswer, may_be_missing=True
     ),
     "openapi": Operation("This description", "OpenAPI 3.1, made from the types that check the bodies.", answer=dict),
 }

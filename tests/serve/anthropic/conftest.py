@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx2
 import pytest
+from conftests import openai_fixtures
 from starlette.applications import Starlette
 
-_PATH = Path(__file__).parents[1] / "openai" / "conftest.py"
-
-
-def _shared() -> Any:
-    spec = importlib.util.spec_from_file_location("openai_fixtures", _PATH)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_openai = _shared()
+_openai = openai_fixtures()
 anyio_backend, backend, make_app, http = _openai.anyio_backend, _openai.backend, _openai.make_app, _openai.http
 
 

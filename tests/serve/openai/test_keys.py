@@ -322,8 +322,9 @@ async def test_keys_are_in_no_log_metric_or_printed_configuration(
 
 
 async def test_calls_by_handle_need_no_key(tokenizer, backend, api, files):
-    service = OpenAIService(Config.parse({"api": files}), tokenizer, backend)
-    assert app_of(service, ApiConfig(**files), Keyring(ApiConfig(**files), KeyHashes()))
+    config = Config.parse({"api": files})
+    service = OpenAIService(config, tokenizer, backend)
+    assert app_of(service, config, Keyring(config.api, KeyHashes()), batches=None)
     answer = await service.completions(api.body("/v1/completions"))
     assert answer["choices"]
 

@@ -65,8 +65,8 @@ async def test_a_path_that_does_not_exist_makes_no_label(api):
 
 
 async def test_an_aborted_stream_counts_as_aborted(tokenizer, backend, api):
-    service = OpenAIService(Config.parse({}), tokenizer, backend)
-    assert app_of(service, ApiConfig(), Keyring(ApiConfig(), KeyHashes()))
+    service = OpenAIService(Config(), tokenizer, backend)
+    assert app_of(service, Config(), Keyring(ApiConfig(), KeyHashes()), batches=None)
     chunks = await service.chat(api.body(CHAT, stream=True, max_tokens=1000))
     async for _ in chunks:
         break

@@ -142,9 +142,10 @@ def cluster(model_dir: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def deploy(cluster: str) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
+def deploy(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
     """Deploy the service with these `serve` values, which stays until another module asks for other ones."""
     running: list[dict[str, Any]] = []
+    batches_dir = str(tmp_path_factory.mktemp("batches"))
 
     def deployed(values: Mapping[str, Any]) -> Service:
         if running == [dict(values)]:
@@ -156,6 +157,7 @@ def deploy(cluster: str) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
             # In bfloat16 a greedy choice between two near-equal logits may depend on what was cached.
             "model": {"dtype": "float32"},
             "memory": {"max_total_tokens": 16_384},
+            "batches": {"batches_dir": batches_dir},
             "serve": {
                 "num_cpus_per_replica": 0.5,
                 "num_cpus_per_ingress": 0.1,
