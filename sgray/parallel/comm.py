@@ -7,6 +7,7 @@ single rank has the form without a group, whose every operation gives its argume
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +21,10 @@ class Comm(Protocol):
     """Operations that every rank calls in the same order with tensors of the same shape and type."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, equal to the bit on all of them; may be `x` itself, overwritten."""
+        """The sum over the ranks, equal to the bit on all of them; may be `x` itself, overwritten.
+
+        Of a type that holds the sum of so many at least as well as that of `x`.
+        """
         ...
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -30,6 +34,9 @@ class Comm(Protocol):
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """What `source` holds; may be `x` itself, overwritten."""
         ...
+
+
+TIMEOUT_S = 8.0  # between the same call on two ranks, which are equally busy
 
 
 class SingleRank:
@@ -61,6 +68,8 @@ class GlooComm:
         self._size = mesh.tp_size
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        if x.dtype in (torch.bfloat16, torch.float16):
+            x = x.float()  # rounded at every addition, the sum would get worse with every rank
         self._group.allreduce([x]).wait()
         return x
 
@@ -74,3 +83,13 @@ class GlooComm:
         options.rootRank = source
         self._group.broadcast([x], options).wait()
         return x
+
+
+def connect(mesh: Mesh, path: Path, device: torch.device) -> Comm:
+    """The group of all ranks that call this with the same `path`, a file that need not exist."""
+    return GlooComm(mesh, dist.FileStore(str(path), mesh.tp_size), TIMEOUT_S)
+
+
+def least(comm: Comm, number: int, device: torch.device) -> int:
+    """The smallest of the numbers that the ranks bring."""
+    return int(comm.all_gather(torch.tensor([number], device=device)).min())

@@ -14,7 +14,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from sgray.config import Config, ServeConfig, environment_keys, num_ingresses
 from sgray.errors import ConfigError
-from sgray.models.spec import check_ranks, served_spec
+from sgray.models.spec import served_spec
 from sgray.serve.autoscale import EngineSignals, replicas_for_ongoing_requests
 from sgray.serve.batches.batches import batches_directory
 from sgray.serve.ingress import Ingress
@@ -127,4 +127,3 @@ def _check_model(config: Config) -> None:
         served_spec(path, config)
     elif name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"model.model_path: there is no directory {name!r}")
-    check_ranks(config.parallel.tp_size)

@@ -44,7 +44,7 @@ def device_engine(model_dir: Path, **schedule: object) -> Engine:
     config = config_of(model_dir, disable_cuda_graph=DEVICE.type == "cpu", **schedule)
     spec = served_spec(model_dir, config)
     placement = Placement(Mesh(), torch.float32, DEVICE)
-    runner, pool = load_device_runner(config, spec, model_dir, placement, lambda _: 2**30)
+    runner, pool = load_device_runner(config, spec, model_dir, placement, lambda _: 2**30, lambda: None)
     info = load_executor(config)[1]
     assert info.num_pages == len(pool.pages)
     return Engine(runner, info, config)

@@ -116,7 +116,7 @@ def test_pub_127_a_wedged_engine_is_unhealthy_and_is_not_waited_for(
 def test_a_replica_whose_device_has_failed_is_unhealthy(model_dir: object, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replica: LLMReplica, dispatcher: Dispatcher) -> None:
         replica.check_health()
-        monkeypatch.setattr(replica._engine_loop._engine, "is_lost", True)
+        monkeypatch.setattr(replica._engine_loop._engine, "_fault", "it fell off the bus")
         with pytest.raises(RuntimeError, match="the device has failed"):
             replica.check_health()
 
