@@ -46,7 +46,7 @@ def _replica_options(config: Config) -> dict[str, Any]:
     options = config.serve
     return {
         "name": REPLICA_DEPLOYMENT,
-        "ray_actor_options": {"num_cpus": options.num_cpus_per_replica, "num_gpus": _num_gpus(config)},
+        "ray_actor_options": {"num_cpus": config.num_reserved_cpus, "num_gpus": _num_gpus(config)},
         "autoscaling_config": _autoscaling(options),
         "request_router_config": RequestRouterConfig(request_router_class=TableRouter),
         "max_ongoing_requests": NO_LIMIT,

@@ -89,7 +89,7 @@ def test_an_engine_of_two_ranks_answers_as_one_with_cache_grammar_seeds_and_logp
         with closing(engine):
             first = [
                 asking("greedy", prompt, None, 12, logprobs=2),
-                asking("seeded", prompt[:50] + [5], None, 12, temperature=1.0, seed=3, repetition_penalty=1.2),
+                asking("seeded", [*prompt[:50], 5], None, 12, temperature=1.0, seed=3, repetition_penalty=1.2),
                 asking("formed", prompt[:20], Grammar("json_schema", SCHEMA), temperature=1.0, seed=4),
                 asking("scored", prompt[:30], None, 3, prompt_logprobs=1),
             ]
