@@ -28,7 +28,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 # Keys that others have, and what there is for the same wish.
 NOT_HERE: Mapping[str, str] = MappingProxyType(
     {
-        "parallel.dp_size": "copies of the model are replicas: set serve.min_replicas and serve.max_replicas, to the same "
+        "parallel.dp_size": "copies of the model are replicas: set serve.min_replicas and serve.max_replicas, to one "
         "number where num_replicas would say it",
         "parallel.nnodes": "the ranks of a replica share a node, and Ray spreads replicas over all nodes",
     }

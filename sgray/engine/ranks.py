@@ -197,6 +197,9 @@ class Ranks:
                 for key, _ in selector.select(BEAT_S):
                     self._take(key.data)
                 self._check_silence(began)
+        for child in self._children:  # all are being killed, whatever it was that ended the watch
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(END_S)
 
     def _take(self, child: Child) -> None:
         if not child.take() or child.reason:

@@ -143,19 +143,21 @@ def cluster(model_dir: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def deploy(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
-    """Deploy the service with these `serve` values, which stays until another module asks for other ones."""
+    """Deploy the service with these `serve` values, and other sections; it stays until other ones are asked for."""
     running: list[dict[str, Any]] = []
     batches_dir = str(tmp_path_factory.mktemp("batches"))
 
-    def deployed(values: Mapping[str, Any]) -> Service:
-        if running == [dict(values)]:
+    def deployed(values: Mapping[str, Any], **sections: Mapping[str, Any]) -> Service:
+        wish = {**sections, "serve": dict(values)}
+        if running == [wish]:
             return Service(cluster)
         if running:
             running.clear()
             serve.delete(APP_NAME)
         args = {
             # In bfloat16 a greedy choice between two near-equal logits may depend on what was cached.
-            "model": {"dtype": "float32"},
+            **sections,
+            "model": {"dtype": "float32", **sections.get("model", {})},
             "memory": {"max_total_tokens": 16_384},
             "batches": {"batches_dir": batches_dir},
             "serve": {
@@ -171,7 +173,7 @@ def deploy(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         wanted = values.get("min_replicas", 1)
         if wanted:
             until(lambda: len(service.figures()["sgray:num_running_reqs"]) == wanted, "all replicas are linked", 30)
-        running.append(dict(values))
+        running.append(wish)
         return service
 
     yield deployed
