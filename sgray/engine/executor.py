@@ -42,6 +42,7 @@ def load_executor(config: Config) -> tuple[Executor, EngineInfo]:
     config = config.resolve(hardware)
     model_dir = resolve_model(config.model.model_path, revision=config.model.revision)
     spec = served_spec(model_dir, config)
+    _check_devices(config)
     if config.parallel.tp_size == 1:
         executor, pool = build_runner(config, spec, model_dir, Mesh(), SingleRank(), lambda: None)
     else:
@@ -82,6 +83,16 @@ def rank_device(config: Config, mesh: Mesh) -> torch.device:
     """Where a rank computes: of several GPUs that the process sees, the one of its number."""
     kind = config.model.device
     return torch.device(kind, mesh.tp_rank) if kind == "cuda" and mesh.tp_size > 1 else torch.device(kind)
+
+
+def _check_devices(config: Config) -> None:
+    """Raises ConfigError where a rank would have no GPU of its own."""
+    if config.model.device == "cuda" and torch.cuda.device_count() < config.parallel.tp_size:
+        raise ConfigError(
+            f"parallel.tp_size {config.parallel.tp_size} needs a GPU for each rank, and "
+            f"{torch.cuda.device_count()} can be seen here",
+            param="tp_size",
+        )
 
 
 def _load_gang(config: Config, spec: ModelSpec, model_dir: Path) -> tuple[Executor, KVPool]:

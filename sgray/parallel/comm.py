@@ -1,4 +1,4 @@
-"""What the ranks of one model tell each other: sums, gathered parts and copies of tensors on the CPU.
+"""What the ranks of one model tell each other: sums, gathered parts and copies of tensors.
 
 A group is an object and no state of the process, so one process may hold several. Knows neither layers nor plans. A
 single rank has the form without a group, whose every operation gives its argument back.
@@ -23,7 +23,7 @@ class Comm(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over the ranks, equal to the bit on all of them; may be `x` itself, overwritten.
 
-        Of a type that holds the sum of so many at least as well as that of `x`.
+        Over gloo a sum of halves is float32.
         """
         ...
 
@@ -85,9 +85,37 @@ class GlooComm:
         return x
 
 
+class NcclComm:
+    """Ranks with a GPU each, over NCCL. Operations are queued on the current stream and may be part of a CUDA graph."""
+
+    def __init__(self, mesh: Mesh, store: dist.Store) -> None:
+        nccl: Any = dist.ProcessGroupNCCL  # a torch for CPUs lacks it
+        self._group = nccl(store, mesh.tp_rank, mesh.tp_size, nccl.Options())
+        self._size = mesh.tp_size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self._group.allreduce([x]).wait()
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        parts = x.new_empty(self._size, *x.shape)
+        self._group._allgather_base(parts, x.contiguous()).wait()
+        return torch.cat(parts.unbind(0), dim=-1)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        self._group.broadcast([x], options).wait()
+        return x
+
+
 def connect(mesh: Mesh, path: Path, device: torch.device) -> Comm:
     """The group of all ranks that call this with the same `path`, a file that need not exist."""
-    return GlooComm(mesh, dist.FileStore(str(path), mesh.tp_size), TIMEOUT_S)
+    store = dist.FileStore(str(path), mesh.tp_size)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        return NcclComm(mesh, store)
+    return GlooComm(mesh, store, TIMEOUT_S)
 
 
 def least(comm: Comm, number: int, device: torch.device) -> int:
