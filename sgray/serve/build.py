@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,6 +13,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from sgray.config import Config, ServeConfig, environment_keys, num_ingresses
 from sgray.errors import ConfigError
+from sgray.models.hub import held_model
 from sgray.models.spec import served_spec
 from sgray.serve.autoscale import EngineSignals, replicas_for_ongoing_requests
 from sgray.serve.batches.batches import batches_directory
@@ -122,8 +122,7 @@ def _check_batches(config: Config) -> None:
 def _check_model(config: Config) -> None:
     """What can be known about the model without fetching it, and that this release can serve it so."""
     name = config.model.model_path
-    path = Path(name).expanduser()
-    if path.is_dir():
+    if (path := held_model(name, revision=config.model.revision)) is not None:
         served_spec(path, config)
     elif name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"model.model_path: there is no directory {name!r}")

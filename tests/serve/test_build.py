@@ -66,6 +66,12 @@ def test_ranks_that_cannot_share_the_heads_are_refused_before_anything_starts(mo
         build({"model": {"model_path": str(model_dir)}, "parallel": {"tp_size": 7}})
 
 
+@pytest.mark.usefixtures("model_dir")
+def test_a_model_that_is_here_by_name_is_looked_at_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"tp_size 2 does not fit.*9 query heads.*Sizes that fit: 1, 3"):
+        build({"parallel": {"tp_size": 2}})
+
+
 def test_an_empty_configuration_is_the_default_service() -> None:
     found = deployments({})
     assert set(found) == {"Ingress", "LLMReplica"}
