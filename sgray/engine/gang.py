@@ -37,7 +37,7 @@ class Gang:
     def start(cls, config: Config, model_dir: Path) -> Gang:
         """Processes for ranks 1 and up. `config` is resolved."""
         size = config.parallel.tp_size
-        directory = Path(tempfile.mkdtemp(prefix="sgray-"))  # nobody else may look into it
+        directory = Path(tempfile.mkdtemp(prefix="sgray-ranks-"))  # nobody else may look into it
         values, store = config.model_dump(), str(directory / "store")
         try:
             hellos = (Hello(values, str(model_dir), rank, size, store) for rank in range(1, size))

@@ -19,12 +19,10 @@ import msgspec
 
 from sgray.config import Config
 from sgray.engine.plan import StepPlan
-from sgray.engine.ranks import BEAT, BEAT_S, FAILED, MET
+from sgray.engine.ranks import BEAT, BEAT_S, FAILED, MAX_SAID_BYTES, MET
 from sgray.errors import SgrayError
 from sgray.parallel.mesh import Mesh
 from sgray.parallel.pipes import receive
-
-MAX_REASON_BYTES = 4000
 
 
 class Hello(msgspec.Struct):
@@ -61,7 +59,7 @@ class Reports:
     def fail(self, reason: str) -> None:
         """The last thing that is said."""
         self._lock.acquire()  # for good: no beat follows
-        os.write(self._pipe, FAILED + reason.encode()[:MAX_REASON_BYTES])
+        os.write(self._pipe, (FAILED + reason.encode())[:MAX_SAID_BYTES])
 
     def _beat(self) -> None:
         while True:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sgray.errors import DeviceLostError
 from sgray.parallel.pipes import send
@@ -27,6 +27,7 @@ BEAT_S = 1.0
 SILENCE_S = 8.0  # with a beat to spare, a gang of which one is stuck is given up within 10 s
 CAUSE_S = 1.0  # so long after an effect its cause may still be on the way
 END_S = 5.0
+MAX_SAID_BYTES = 4096  # which a pipe takes in one piece: a reason is never cut in two
 BEAT, MET, FAILED = b".", b"+", b"!"
 GO = b"go"
 
@@ -41,7 +42,7 @@ class Child:
     process: subprocess.Popen[bytes]
     heard: float
     num_met: int = 0
-    reason: bytearray = field(default_factory=bytearray)
+    reason: bytes = b""
 
     @classmethod
     def start(cls, number: int, hello: bytes) -> Child:
@@ -75,14 +76,12 @@ class Child:
             raise DeviceLostError(f"rank {self.number} takes no message: {error}") from error
 
     def take(self) -> bool:
-        """What it says, which is there to be read; False when there will be no more."""
-        said = os.read(self.stdout, 65536)
+        """What it says, which is there to be read; False when it ends."""
+        said = os.read(self.stdout, MAX_SAID_BYTES)
         self.heard = time.monotonic()
-        if self.reason or FAILED in said:
-            said, _, reason = (b"", b"", said) if self.reason else said.partition(FAILED)
-            self.reason += reason or b"?"
-        self.num_met += said.count(MET)
-        return bool(said or self.reason)
+        words, _, self.reason = said.partition(FAILED)
+        self.num_met += words.count(MET)
+        return bool(words) and not self.reason
 
     def end(self) -> str:
         """Why it ended, once it has."""
@@ -202,7 +201,7 @@ class Ranks:
                 child.process.wait(END_S)
 
     def _take(self, child: Child) -> None:
-        if not child.take() or child.reason:
+        if not child.take():
             self.lose(child.end())
             return
         with self._changed:

@@ -118,7 +118,7 @@ def test_the_default_model_on_three_ranks_gives_the_tokens_of_one_pub_125(model_
         driver = Driver(*load_executor(config_of(model_dir, size)))
         with closing(driver.executor):
             running: list[Running] = [driver.start(prompt) for prompt in prompts]
-            return driver.generate(running, 12)
+            return driver.generate(running, 6)
 
     assert generate(3) == generate(1)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sgray.parallel.comm import Comm, GlooComm, SingleRank
+from sgray.parallel.comm import Comm, GlooComm, SingleRank, connect, least
 from sgray.parallel.mesh import Mesh
 
 
@@ -41,6 +42,31 @@ def test_all_gather_lays_the_last_dimension_side_by_side(size: int) -> None:
 def test_broadcast_gives_what_the_source_holds(source: int) -> None:
     found = on_ranks(2, lambda comm, rank: comm.broadcast(torch.full((3,), rank), source))
     assert [one.tolist() for one in found] == [[source] * 3] * 2
+
+
+def test_a_sum_of_halves_is_not_rounded_on_its_way() -> None:
+    parts = [torch.tensor([256.0, 1.0], dtype=torch.bfloat16), torch.tensor([1.0, 2.0**-8], dtype=torch.bfloat16)]
+    sums = on_ranks(2, lambda comm, rank: comm.all_reduce(parts[rank].clone()))
+    assert [one.tolist() for one in sums] == [[257.0, 1.00390625]] * 2
+
+
+def test_the_least_of_what_ranks_bring_is_the_same_on_all() -> None:
+    def work(comm: Comm, rank: int) -> Tensor:
+        return torch.tensor(least(comm, [2**40, 7, 9][rank], torch.device("cpu")))
+
+    assert [int(one) for one in on_ranks(3, work)] == [7, 7, 7]
+    assert least(SingleRank(), 5, torch.device("cpu")) == 5
+
+
+def test_ranks_meet_at_a_file_that_may_go_when_they_have_met(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with ThreadPoolExecutor(2) as pool:
+        comms = list(pool.map(lambda rank: connect(Mesh(rank, 2), path, torch.device("cpu")), range(2)))
+        path.unlink()
+        sums = list(pool.map(lambda comm: comm.all_reduce(torch.ones(3)), comms))
+        assert [one.tolist() for one in sums] == [[2.0] * 3] * 2
+        del comms
+    assert not path.exists()
 
 
 def test_a_rank_that_falls_silent_is_an_error_on_the_others() -> None:
