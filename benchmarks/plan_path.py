@@ -1,11 +1,12 @@
 """How long a plan takes to the other rank of a replica, beside a call of a Ray actor that carries the same bytes.
 
-    python benchmarks/plan_path.py [--steps 2000] [--gap-ms 8] [--without-ray]
+    python benchmarks/plan_path.py [--steps 600] [--gap-ms 8] [--without-ray]
 
-A plan of some 12 kB is encoded, sent through the pipe of a rank and decoded there, as in a step; the clock runs from
-before it is encoded until it is decoded, and is the same for all processes of a machine. Plans come back to back and in
-the pace of decode steps, between which both processes sleep. The Ray actor does the same with the bytes that it is
-called with; its time is also shown until the caller has the answer, without which a caller does not know of an error.
+A plan of some 12 kB is encoded, sent through the pipe of a rank and decoded there, as in a step. The clock, which is
+the same for all processes of a machine, runs from before it is encoded: until it is sent, which is what rank 0 pays,
+and until the rank has it. Plans come soon after each other, and in the pace of decode steps. A Ray actor does the same
+with the bytes that it is called with; for it the clock also runs until the caller has the answer, without which a
+caller does not learn of an error.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,22 +33,28 @@ CHILD = "import sys; sys.path[:] = sys.argv[1:]; from plan_path import follow; f
 def main() -> None:
     """Print one line a path and pace."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--gap-ms", type=float, default=8.0)
     parser.add_argument("--without-ray", action="store_true")
     arguments = parser.parse_args()
-    encoder = msgspec.msgpack.Encoder()
-    plan = a_plan()
+    encoder, plan = msgspec.msgpack.Encoder(), a_plan()
     print(f"a plan of {len(plan.slots)} sequences and {len(plan.tokens)} tokens: {len(encoder.encode(plan))} bytes")
-    for gap_s, steps in ((0.0, arguments.steps), (arguments.gap_ms / 1000, arguments.steps // 4)):
-        pace = f"{gap_s * 1000:g} ms apart" if gap_s else "back to back"
-        show(f"pipe to a rank, {pace}", by_pipe(lambda: encoder.encode(plan), steps, gap_s))
-    if not arguments.without_ray:
-        for gap_s, steps in ((0.0, arguments.steps // 4), (arguments.gap_ms / 1000, arguments.steps // 8)):
-            pace = f"{gap_s * 1000:g} ms apart" if gap_s else "back to back"
-            there, answered = by_actor(lambda: encoder.encode(plan), steps, gap_s)
-            show(f"Ray actor call, {pace}", there)
-            show(f"Ray actor call, answered, {pace}", answered)
+    paces = {"0.5 ms apart": 0.0005, f"{arguments.gap_ms:g} ms apart": arguments.gap_ms / 1000}
+    for pace, gap_s in paces.items():
+        sent, there = by_pipe(lambda: encoder.encode(plan), arguments.steps, gap_s)
+        show(f"pipe to a rank, sent, {pace}", sent)
+        show(f"pipe to a rank, there, {pace}", there)
+    if arguments.without_ray:
+        return
+    import ray
+
+    ray.init("local", num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
+    rank = ray.remote(Rank).options(num_cpus=1).remote()
+    for pace, gap_s in paces.items():
+        there, answered = by_actor(rank, lambda: encoder.encode(plan), arguments.steps, gap_s)
+        show(f"Ray actor call, there, {pace}", there)
+        show(f"Ray actor call, answered, {pace}", answered)
+    ray.shutdown()
 
 
 def a_plan(num_decoding: int = 192, num_prompt: int = 3700) -> StepPlan:
@@ -74,8 +82,20 @@ def follow() -> None:
     os.write(1, msgspec.msgpack.encode(times))
 
 
-def by_pipe(encode: Callable[[], bytes], steps: int, gap_s: float) -> list[float]:
-    """Seconds from before a plan was encoded until the other process had it, one by one."""
+class Rank:
+    """The same as an actor."""
+
+    def __init__(self) -> None:
+        self.decoder = msgspec.msgpack.Decoder(StepPlan)
+
+    def step(self, raw: bytes) -> int:
+        """When it has the plan."""
+        self.decoder.decode(raw)
+        return time.monotonic_ns()
+
+
+def by_pipe(encode: Callable[[], bytes], steps: int, gap_s: float) -> tuple[list[float], list[float]]:
+    """Seconds from before a plan is encoded until it is sent, and until the rank has it."""
     paths = [str(Path(__file__).resolve().parent), *sys.path]
     with subprocess.Popen(
         [sys.executable, "-c", CHILD, *paths], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -85,41 +105,34 @@ def by_pipe(encode: Callable[[], bytes], steps: int, gap_s: float) -> list[float
         os.set_blocking(pipe, False)
         send(pipe, encode(), 30.0)
         time.sleep(1.0)  # it has begun by then, and the first plan is not counted
-        begins = []
+        begins, ends = [], []
         for _ in range(steps):
             begins.append(time.monotonic_ns())
             send(pipe, encode(), 30.0)
-            time.sleep(gap_s or 0.0005)  # a step takes longer than that, so that no plan waits behind another
+            ends.append(time.monotonic_ns())
+            time.sleep(gap_s)  # the shortest steps are longer, so that no plan waits behind another
         child.stdin.close()
-        ends: list[int] = msgspec.msgpack.decode(child.stdout.read())
-    return [(end - begin) / 1e9 for begin, end in zip(begins, ends[1:], strict=True)]
+        arrivals: list[int] = msgspec.msgpack.decode(child.stdout.read())
+    return between(begins, ends), between(begins, arrivals[1:])
 
 
-def by_actor(encode: Callable[[], bytes], steps: int, gap_s: float) -> tuple[list[float], list[float]]:
+def by_actor(rank: Any, encode: Callable[[], bytes], steps: int, gap_s: float) -> tuple[list[float], list[float]]:
     """The same for an actor's method: until it has the plan, and until the caller knows that."""
     import ray
 
-    ray.init("local", num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
-
-    class Rank:
-        def __init__(self) -> None:
-            self.decoder = msgspec.msgpack.Decoder(StepPlan)
-
-        def step(self, raw: bytes) -> int:
-            self.decoder.decode(raw)
-            return time.monotonic_ns()
-
-    rank = ray.remote(Rank).options(num_cpus=1).remote()
     ray.get(rank.step.remote(encode()))
-    there, answered = [], []
+    begins, arrivals, ends = [], [], []
     for _ in range(steps):
-        begin = time.monotonic_ns()
-        end = ray.get(rank.step.remote(encode()))
-        answered.append((time.monotonic_ns() - begin) / 1e9)
-        there.append((end - begin) / 1e9)
+        begins.append(time.monotonic_ns())
+        arrivals.append(ray.get(rank.step.remote(encode())))
+        ends.append(time.monotonic_ns())
         time.sleep(gap_s)
-    ray.shutdown()
-    return there, answered
+    return between(begins, arrivals), between(begins, ends)
+
+
+def between(begins: list[int], ends: list[int]) -> list[float]:
+    """Seconds from each begin to its end, of nanoseconds."""
+    return [(end - begin) / 1e9 for begin, end in zip(begins, ends, strict=True)]
 
 
 def show(name: str, seconds: list[float]) -> None:

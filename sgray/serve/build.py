@@ -97,8 +97,9 @@ def _num_gpus(config: Config) -> int:
     """GPUs that a replica reserves; a replica that reserves none sees none, and `auto` is the CPU there."""
     device = config.model.device
     if device == "auto":
-        has_gpu = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= config.parallel.tp_size
-        device = "cuda" if has_gpu else "cpu"
+        nodes = [node for node in ray.nodes() if node["Alive"]] if ray.is_initialized() else []
+        most = max((node["Resources"].get("GPU", 0) for node in nodes), default=0)  # all ranks share a node
+        device = "cuda" if most >= config.parallel.tp_size else "cpu"
     return config.parallel.tp_size if device == "cuda" else 0
 
 
