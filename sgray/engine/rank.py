@@ -6,6 +6,7 @@ its stdin ends, and ends itself at the first error: ranks that have parted never
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -105,6 +106,8 @@ def _run(hello: Hello, reports: Reports) -> None:
     comm = connect(mesh, Path(hello.store), rank_device(config, mesh))
     spec = served_spec(model_dir, config)
     runner, _ = build_runner(config, spec, model_dir, mesh, comm, reports.meet)
+    gc.collect()
+    gc.freeze()  # what was loaded stays, and is many objects for the collector to walk over between two steps
     reports.meet()
     decoder = msgspec.msgpack.Decoder(StepPlan)
     num_in_flight = 0
