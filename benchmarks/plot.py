@@ -100,12 +100,27 @@ def http_section(document: Document) -> str:
 
 
 def steps_section(document: Document) -> str:
-    """How long a decode step takes, and how much of it nothing runs."""
+    """How long a decode step takes, how much of it nothing runs, and where the rest goes."""
     rows = [
         [batch, number(figures["step_us"]), number(100 * figures["idle"])]
         for batch, figures in document["batches"].items()
     ]
-    return "\n\n".join([markdown(["batch", "us a step", "idle, %"], rows), *origin(document)])
+    lines = [markdown(["batch", "us a step", "idle, %"], rows)]
+    for batch, figures in document["batches"].items():
+        groups = [
+            [name, number(one["us"]), number(one["limit_us"]), number(one["us"] - one["limit_us"])]
+            for name, one in figures["groups"].items()
+        ]
+        kernels = [
+            [f"`{name}`", number(one["us"]), number(one["count"]), number(100 * one["share"])]
+            for name, one in list(figures["kernels"].items())[:NUM_KERNELS]
+        ]
+        lines += [
+            f"### A step of {batch}",
+            markdown(["kernels", "us", "limit, us", "above it, us"], groups),
+            markdown(["kernel", "us", "launches", "% of the step"], kernels),
+        ]
+    return "\n\n".join([*lines, *origin(document)])
 
 
 def kernels_section(document: Document) -> str:
@@ -119,6 +134,7 @@ def kernels_section(document: Document) -> str:
     return "\n\n".join([*lines, *origin(document)])
 
 
+NUM_KERNELS = 10
 SECTIONS: Mapping[str, Callable[[Document], str]] = {
     "offline": offline_section,
     "steps": steps_section,

@@ -12,6 +12,6 @@ mkdir -p "$out"
 "$python" -m sgray bench offline --model benchmarks/models/llama-3.1-8b --load-format dummy --skip-tokenizer-init \
     --context-length 40000 --json "${prefix}_offline.json"
 "$python" -m sgray bench steps --model benchmarks/models/llama-3.1-8b --load-format dummy --skip-tokenizer-init \
-    --context-length 40000 --batches 1,64 --json "${prefix}_steps.json"
+    --context-length 40000 --json "${prefix}_steps.json"
 "$python" benchmarks/http/run.py benchmarks/models/llama-3.1-8b-vocab-49152 --load-format dummy \
     --tokenizer-path "${TOKENIZER:-smollm2-135m-instruct}" --json "${prefix}_http.json"

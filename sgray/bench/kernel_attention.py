@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,15 +14,19 @@ from torch.nn.attention import SDPBackend
 
 from sgray.bench.kernel_rig import Rig, Row, Sizes, largest_error, num_sets
 from sgray.bench.stopwatch import Call
-from sgray.kernels.batch import BatchTables
+from sgray.kernels.batch import MAX_DEPTH, BatchTables, SharedTables
+from sgray.kernels.boxes import boxes_of
 from sgray.kernels.extend_attention import kernel as extend
 from sgray.kernels.extend_attention import reference as extend_reference
 from sgray.kernels.launch import features
 from sgray.kernels.span_attention import kernel as span
 from sgray.kernels.span_attention import reference as span_reference
+from sgray.kernels.span_attention.sharing import SharedUnits, Spans, share
 from sgray.kernels.span_attention.work import SpanLimits, SpanWork
+from sgray.layers.backends.kernel_attention import MIXED_ROWS
 from sgray.memory.pool import KVPool, PoolShape
 
+SHARED_ROWS = (16, 32, 64)
 GARBAGE = 2**30  # a page id that nobody may follow
 PEERS = {"cuDNN us": SDPBackend.CUDNN_ATTENTION, "flash us": SDPBackend.FLASH_ATTENTION}
 
@@ -39,16 +44,18 @@ class PagedStep:
     out: Tensor
 
     @classmethod
-    def build(cls, rig: Rig, starts: Sequence[int], news: Sequence[int]) -> PagedStep:
+    def build(cls, rig: Rig, starts: Sequence[int], news: Sequence[int], spans: Spans = ()) -> PagedStep:
         """Random keys and values in enough layers that reading one after the other misses the L2 cache."""
         sizes = rig.sizes
         needs = [-(-(start + new) // sizes.page_size) for start, new in zip(starts, news, strict=True)]
-        layer_bytes = kv_bytes(sizes, sum(needs) * sizes.page_size)
+        rows = _page_rows(needs, spans, sizes.page_size)
+        num_pages = 1 + max(page for row in rows for page in row)
+        layer_bytes = kv_bytes(sizes, num_pages * sizes.page_size)
         shape = PoolShape(num_sets(layer_bytes), sizes.page_size, sizes.num_kv_heads, sizes.head_dim, torch.bfloat16)
-        pool = KVPool(sum(needs), shape, rig.device)
+        pool = KVPool(num_pages, shape, rig.device)
         pool.pages.normal_()
-        ids = iter(torch.randperm(sum(needs), generator=torch.Generator().manual_seed(0)).tolist())
-        rows = [[next(ids) for _ in range(need)] + [GARBAGE] * (max(needs) - need) for need in needs]
+        ids = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).tolist()
+        rows = [[ids[page] for page in row] + [GARBAGE] * (max(needs) - len(row)) for row in rows]
         num_tokens = sum(news)
         query = rig.random(num_tokens, sizes.num_heads, sizes.head_dim)
         batch = _batch(rig, starts, news)
@@ -66,6 +73,20 @@ class PagedStep:
             if used:
                 page = int(self.page_table[row, (start + new) // size])
                 self.pool.pages[page, :, :, used:] = torch.nan
+
+
+def _page_rows(needs: Sequence[int], spans: Spans, page_size: int) -> list[list[int]]:
+    """Pages of every sequence, counted through; those of a span are the first reader's for all."""
+    rows: list[list[int]] = []
+    homes = {index: (begin, end, members[0]) for begin, end, members in spans for index in members[1:]}
+    num_pages = 0
+    for index, need in enumerate(needs):
+        begin, end, home = homes.get(index, (0, 0, index))
+        row = [*range(num_pages, num_pages + need - (end - begin) // page_size)]
+        num_pages += len(row)
+        first = begin // page_size
+        rows.append([*row[:first], *(rows[home][first : end // page_size] if end else ()), *row[first:]])
+    return rows
 
 
 def _batch(rig: Rig, starts: Sequence[int], news: Sequence[int]) -> BatchTables:
@@ -109,7 +130,48 @@ def _decode_row(rig: Rig, name: str, lengths: Sequence[int]) -> Row:
     return row | {peer: rig.sdpa(backend, calls) if calls else None for peer, backend in PEERS.items()}
 
 
-def _span_work(rig: Rig, step: PagedStep) -> SpanWork:
+def shared(rig: Rig) -> list[Row]:
+    """One new token a sequence, after tokens that groups of sequences have in the same pages."""
+    return [_shared_row(rig, *case) for case in rig.sizes.shared]
+
+
+def _shared_row(rig: Rig, name: str, num_groups: int, group_size: int, prefix: int, own: int) -> Row:
+    sizes, num_sequences = rig.sizes, num_groups * group_size
+    spans = [(0, prefix, list(range(group * group_size, (group + 1) * group_size))) for group in range(num_groups)]
+    step = PagedStep.build(rig, [prefix + own - 1] * num_sequences, [1] * num_sequences, spans)
+    each_us = rig.stopwatch.microseconds(_planned(rig, step, _span_work(rig, step)))
+    once: Row = {}
+    for rows in SHARED_ROWS:
+        work = _span_work(rig, step, rows, max_shared=2 * num_sequences)
+        units = _units(step, spans, work)
+        shared_step = replace(step, batch=replace(step.batch, shared=_shared_tables(rig, units, num_sequences)))
+        us = rig.stopwatch.microseconds(_planned(rig, shared_step, work))
+        once |= {"us" if rows == MIXED_ROWS else f"us, {rows} rows": us}
+    plan_us = rig.stopwatch.microseconds([_span_plan(shared_step, work)])
+    num_bytes = kv_bytes(sizes, num_groups * prefix + num_sequences * own) + 2 * step.query.nbytes
+    row: Row = {"case": name, "each us": each_us, **once, "% of read": rig.share(num_bytes, once["us"])}
+    return row | {"plan us": plan_us, "pays": units.pays(step.starts)}
+
+
+def _units(step: PagedStep, spans: Spans, work: SpanWork) -> SharedUnits:
+    sizes = {"max_units": len(step.news), "max_read": work.limits.max_shared}
+    return share(spans, range(len(step.news)), step.news, tokens_per_task=work.limits.tokens_per_task, **sizes)
+
+
+def _shared_tables(rig: Rig, found: SharedUnits, num_sequences: int) -> SharedTables:
+    units = np.zeros((num_sequences, 4), dtype=np.int32)
+    paths = np.zeros((MAX_DEPTH, num_sequences), dtype=np.int32)
+    found.write(units, paths)
+    return SharedTables(rig.integers(units.tolist()), rig.integers(paths.tolist()), rig.integers([len(found.units)]))
+
+
+def _planned(rig: Rig, step: PagedStep, work: SpanWork) -> list[Call]:
+    """One call a layer, after the step's plan."""
+    _span_plan(step, work)()
+    return _span_calls(rig, step, work)
+
+
+def _span_work(rig: Rig, step: PagedStep, rows: int = 16, max_shared: int = 0) -> SpanWork:
     sizes = rig.sizes
     limits = SpanLimits(
         max_sequences=len(step.news),
@@ -119,8 +181,9 @@ def _span_work(rig: Rig, step: PagedStep) -> SpanWork:
         num_kv_heads=sizes.num_kv_heads,
         head_dim=sizes.head_dim,
         page_size=sizes.page_size,
-        rows_per_task=16,
+        rows_per_task=rows,
         num_sms=features(rig.device).num_sms,
+        max_shared=max_shared,
     )
     return SpanWork.allocate(limits, rig.device)
 
@@ -141,6 +204,7 @@ def _span_calls(rig: Rig, step: PagedStep, work: SpanWork) -> list[Call]:
             work,
             step.out,
             scale=rig.sizes.head_dim**-0.5,
+            boxes=boxes_of(keys, values),
             pdl=rig.pdl,
         )
         for keys, values in step.pool.layers
@@ -231,6 +295,22 @@ def check_span(rig: Rig) -> float:
     span_reference.attend_spans(
         step.query, keys, values, step.page_table, work, expected, scale=rig.sizes.head_dim**-0.5
     )
+    return largest_error(step.out, expected)
+
+
+def check_shared(rig: Rig) -> float:
+    """Nested spans, one of them read by more sequences than a task takes, against what each reads for itself."""
+    page = rig.sizes.page_size
+    starts = [5 * page + 3 + index for index in range(18)]
+    spans = [(0, 2 * page, list(range(18))), (2 * page, 4 * page, list(range(5)))]
+    step = PagedStep.build(rig, starts, [1] * 18, [spans[0]])
+    work = _span_work(rig, step, 64, max_shared=64)
+    step.page_table[:5, 2:4] = step.page_table[0, 2:4]
+    _planned(rig, step, work)[0]()
+    expected = step.out.clone()
+    batch = replace(step.batch, shared=_shared_tables(rig, _units(step, spans, work), 18))
+    step.out.fill_(torch.nan)
+    _planned(rig, replace(step, batch=batch), work)[0]()
     return largest_error(step.out, expected)
 
 

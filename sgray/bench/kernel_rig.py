@@ -46,6 +46,7 @@ class Sizes:
     vocab: int
     page_size: int
     decode: tuple[tuple[str, tuple[int, ...]], ...]
+    shared: tuple[tuple[str, int, int, int, int], ...]  # name, groups, sequences of a group, shared tokens, own tokens
     extend: tuple[tuple[str, int, int, int], ...]  # name, sequences, tokens before, new tokens
     tokens: tuple[int, ...]
     few_rows: tuple[int, ...]
@@ -78,6 +79,11 @@ def full_sizes() -> Sizes:
     decode = [(f"{count} x {length}", (length,) * count) for count, length in uniform]
     decode.append(("64 ragged, mean 4096", ragged_lengths(64, 4096, 8.0)))
     cold = [(f"{2**14 // length} x {length}", 2**14 // length, 0, length) for length in (1024, 2048, 4096, 8192, 16384)]
+    groups = [(1, 256, 8192, 256), (8, 32, 8192, 256), (32, 16, 4096, 192), (1, 64, 4096, 1024), (1, 16, 8192, 1024)]
+    groups += [(1, 8, 2048, 256), (1, 4, 2048, 256), (16, 4, 1024, 1024), (1, 64, 256, 2048)]
+    shared = [
+        (f"{count} x {size} over {prefix} + {own}", count, size, prefix, own) for count, size, prefix, own in groups
+    ]
     cached = [(f"{count} x 512 after 16384", count, 16384, 512) for count in (1, 8)]
     return Sizes(
         num_heads=32,
@@ -88,6 +94,7 @@ def full_sizes() -> Sizes:
         vocab=128256,
         page_size=64,
         decode=tuple(decode),
+        shared=tuple(shared),
         extend=(*cold, *cached),
         tokens=(1, 64, 8192),
         few_rows=(1, 2, 8, 16, 32, 64),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SECTIONS = {
     "decode": "decode attention, paged; cuDNN's and FlashAttention's on contiguous keys and values",
+    "shared": "decode attention over prefixes that sequences have in common: read by each, and read once",
     "extend": "extend attention, paged, causal",
     "rows": "work row by row, by number of rows",
     "linear": "products of few rows with a big weight",
@@ -86,6 +87,7 @@ def measure(rig: Rig, names: Iterable[str]) -> dict[str, Any]:
     checks = collect(
         {
             "span_attention": lambda: kernel_attention.check_span(rig),
+            "shared spans": lambda: kernel_attention.check_shared(rig),
             "extend_attention": lambda: kernel_attention.check_extend(rig),
             "norm": lambda: kernel_rows.check_norm(rig),
             "activation": lambda: kernel_rows.check_gate(rig),
@@ -99,6 +101,7 @@ def measure(rig: Rig, names: Iterable[str]) -> dict[str, Any]:
     print(f"\n{report.table(('kernel', 'largest error'), list(checks.items()))}")
     sections: dict[str, Callable[[Rig], list[Row]]] = {
         "decode": kernel_attention.decode,
+        "shared": kernel_attention.shared,
         "extend": kernel_attention.extends,
         "rows": kernel_rows.rowwise,
         "linear": kernel_rows.linears,

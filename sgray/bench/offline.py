@@ -28,6 +28,7 @@ COLUMNS = {
     "out tok/s": "out_tok_s",
     "total tok/s": "total_tok_s",
 }
+CPU_DEFAULTS = {"model__device": "cpu", "model__dtype": "bfloat16"}
 FIRST, MANY = "bs1_isl1024_osl1", "bs1_isl1024_osl257"  # their difference is 256 steps of one sequence
 
 
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs what the flags ask for, prints tables, writes the JSON file. Raises SgrayError."""
     on_cpu = arguments.scale == "cpu"
     workloads = {} if arguments.only == "none" else select(arguments.only, CPU_FACTOR if on_cpu else 1)
-    config = throughput_config(arguments)
+    config = throughput_config(arguments, **(CPU_DEFAULTS if on_cpu else {}))
     from sgray.engine.engine import Engine
 
     engine = Engine.load(config)
@@ -65,15 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def throughput_config(arguments: argparse.Namespace) -> Config:
-    """The configuration of the flags, every auto decided.
+def throughput_config(arguments: argparse.Namespace, **defaults: object) -> Config:
+    """The configuration of the flags, every auto decided. `defaults` are for `config_from`.
 
     Nobody reads a stream here, so the prefill of a step that also decodes is as large as any other unless its flag is
     given: that costs latency between tokens, which is not measured, and gains throughput, which is.
     """
     from sgray.engine.executor import measure_hardware
 
-    defaults = {"model__device": "cpu", "model__dtype": "bfloat16"} if arguments.scale == "cpu" else {}
     config = config_from(arguments, **defaults).resolve(measure_hardware())
     if MIXED_LEAF in vars(arguments):
         return config

@@ -21,6 +21,7 @@ from sgray.errors import DeviceLostError
 from sgray.kernels.launch import features
 from sgray.kernels.sampling.kernel import sample
 from sgray.kernels.sampling.reference import id_logprobs, token_logprobs
+from sgray.kernels.span_attention.sharing import SharedUnits, share
 from sgray.kernels.step_inputs.kernel import expand_step, record_tokens
 from sgray.layers.backends.kernel_attention import AttentionSizes, KernelAttention, StepSize
 from sgray.layers.residual import Residual
@@ -122,10 +123,11 @@ class DeviceRunner:
     def try_largest(self) -> None:
         """Launches the largest step, without a sequence in it: all its memory is taken, all its kernels are there."""
         count, num_tokens = self._state.layout.max_sequences, self._state.layout.max_tokens
-        for max_short in {1, self._attention.max_short}:
+        for max_short, is_shared in ((1, False), (1, True), (self._attention.max_short, True)):
             num_short = min(num_tokens, count * max_short)
             for longest in (0, self._max_length):
-                self._launch_exactly(StepSize(count, num_tokens, max_short, num_short, num_tokens, longest))
+                size = StepSize(count, num_tokens, max_short, num_short, num_tokens, longest, is_shared)
+                self._launch_exactly(size)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -133,6 +135,11 @@ class DeviceRunner:
     def capture(self) -> None:
         """Captures the graphs; before the first step, or between steps."""
         self._graphs.capture_all()
+
+    @property
+    def reads_shared(self) -> bool:
+        """Keys that sequences have in the same pages are read once, where that pays."""
+        return True
 
     def submit(self, plan: StepPlan) -> None:
         """Queues one step; nothing here waits for the device. DeviceLostError if that has failed for good."""
@@ -170,26 +177,42 @@ class DeviceRunner:
             self._told[told.slot] = Told(params.logprobs, params.prompt_logprobs, prompt, params.logprob_ids)
         self._state.admit(plan)
         self._pool.copy_pages(plan.copies)
-        self._state.upload(plan)
-        hidden = self._run(plan)
+        shared = self._share(plan)
+        self._state.upload(plan, shared)
+        hidden = self._run(plan, is_shared=bool(shared.units))
         self._flights.append(self._send_back(plan, hidden))
 
-    def _run(self, plan: StepPlan) -> Residual | None:
+    def _share(self, plan: StepPlan) -> SharedUnits:
+        """What is read once for several sequences of a step: nothing where that would not pay for a decode."""
+        shared = share(
+            plan.shared,
+            plan.slots,
+            plan.lengths,
+            tokens_per_task=self._attention.max_short,
+            max_units=self._state.layout.max_sequences,
+            max_read=self._attention.max_shared,
+        )
+        is_decode = len(plan.tokens) == len(plan.slots)
+        return shared if not is_decode or shared.pays(plan.starts) else SharedUnits()
+
+    def _run(self, plan: StepPlan, *, is_shared: bool) -> Residual | None:
         """The step by its graph. Where there is none or prompts are scored, by single kernels: all hidden states."""
         count, num_tokens = len(plan.slots), len(plan.tokens)
         if all(self._told[slot].prompt_logprobs == NO_LOGPROBS for slot in plan.slots):
-            size = self._graphs.fitting(count, num_tokens, is_decode=num_tokens == count)
+            is_decode = num_tokens == count
+            size = self._graphs.fitting(count, num_tokens, is_decode=is_decode, is_shared=is_shared)
             if size is not None:
                 self._graphs.replay(size)
                 return None
-        return self._launch_exactly(self._exact_size(plan))
+        return self._launch_exactly(self._exact_size(plan, is_shared=is_shared))
 
-    def _exact_size(self, plan: StepPlan) -> StepSize:
+    def _exact_size(self, plan: StepPlan, *, is_shared: bool) -> StepSize:
         max_short = 1 if len(plan.tokens) == len(plan.slots) else self._attention.max_short
         num_short = sum(length for length in plan.lengths if length <= max_short)
         longest = max(start + length for start, length in zip(plan.starts, plan.lengths, strict=True))
         num_tokens = len(plan.tokens)
-        return StepSize(len(plan.slots), num_tokens, max_short, num_short, num_tokens - num_short, longest)
+        num_long = num_tokens - num_short
+        return StepSize(len(plan.slots), num_tokens, max_short, num_short, num_long, longest, is_shared)
 
     def _launch_exactly(self, size: StepSize) -> Residual:
         """A step of any size; planned as for the most sequences, so that no size needs kernels of its own."""
@@ -210,8 +233,7 @@ class DeviceRunner:
             pdl=pdl,
         )
         hidden = self._model.run(rows.tokens_T, self._attention.plan(rows, batch, size))
-        is_decode = size.max_short == 1 and size.num_long == 0
-        last = hidden if is_decode else hidden.take(rows.last_rows_B)
+        last = hidden if size.is_decode else hidden.take(rows.last_rows_B)
         logits_BV = self._model.logits(last, state.logits_BV[: size.num_sequences])
         drawn_B = state.drawn_B[: size.num_sequences]
         masks_BW = state.masks_BW[: size.num_sequences]

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from sgray.engine.plan import StepPlan
 from sgray.kernels.sampling.state import SamplingState, describe, store
-from sgray.kernels.step_inputs.words import NUM_PAGES, NUM_SEQUENCES, NUM_TOKENS, StepRows, StepWords
+from sgray.kernels.span_attention.sharing import SharedUnits
+from sgray.kernels.step_inputs.words import NUM_PAGES, NUM_SEQUENCES, NUM_TOKENS, NUM_UNITS, StepRows, StepWords
 
 # A step may be in flight and the next one planned; the one after that finds the first buffer free again.
 NUM_BUFFERS = 3
@@ -52,10 +53,10 @@ class DeviceState:
         ]
         store(self.sampling, descriptions, [told.slot for told in plan.admissions])
 
-    def upload(self, plan: StepPlan) -> None:
+    def upload(self, plan: StepPlan, shared: SharedUnits) -> None:
         """Queues the copy of a plan's words."""
         staged = self._staged[plan.step % NUM_BUFFERS]
-        used = self._fill(staged.numpy(), plan)
+        used = self._fill(staged.numpy(), plan, shared)
         self.words[:used].copy_(staged[:used], non_blocking=True)
         if plan.masks:
             self._upload_masks(plan)
@@ -69,7 +70,7 @@ class DeviceState:
         first, end = min(plan.masks), max(plan.masks) + 1
         self.masks_BW[first:end].copy_(staged[first:end], non_blocking=True)
 
-    def _fill(self, words: np.ndarray, plan: StepPlan) -> int:
+    def _fill(self, words: np.ndarray, plan: StepPlan, shared: SharedUnits) -> int:
         """Writes the words; how many."""
         layout, count, num_tokens, num_pages = self.layout, len(plan.slots), len(plan.tokens), len(plan.new_pages)
         words[NUM_SEQUENCES], words[NUM_TOKENS], words[NUM_PAGES] = count, num_tokens, num_pages
@@ -83,6 +84,10 @@ class DeviceState:
         )
         for kind, values in columns:
             words[layout.place(kind) : layout.place(kind) + count] = values
+        words[NUM_UNITS] = len(shared.units)
+        if shared.units:
+            units_U4 = words[layout.units : layout.tokens].reshape(-1, 4)
+            shared.write(units_U4, words[layout.paths : layout.units].reshape(-1, layout.max_sequences)[:, :count])
         words[layout.tokens : layout.tokens + num_tokens] = plan.tokens
         used = layout.pages + 3 * num_pages
         if num_pages:

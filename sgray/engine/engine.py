@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 CHECK_PERIOD_S = 10.0
 IDLE_S = 0.05
 
+MIN_SAVED = 512
+"""Keys that must not be read again for a step's plan to say that sequences share them."""
+
 
 class Engine:
     """One replica's engine. `failure` is what the last step died of, None once a later one has succeeded.
@@ -46,7 +49,7 @@ class Engine:
         grammars: GrammarQueue | None = None,
     ) -> None:
         self.info = info
-        self.limits = _limits(info, config)
+        self.limits = _limits(info, config, MIN_SAVED if executor.reads_shared else 0)
         self.failure: str | None = None
         self._fault: str | None = None
         self._executor = executor
@@ -250,7 +253,7 @@ def _tokenizer_dir(config: Config, info: EngineInfo) -> Path:
     return Path(info.model_dir) if path is None else resolve_model(path)
 
 
-def _limits(info: EngineInfo, config: Config) -> Limits:
+def _limits(info: EngineInfo, config: Config, min_saved: int) -> Limits:
     on_cuda = info.device.startswith("cuda")
     schedule = config.resolve(Hardware(num_threads=1, memory_bytes=0, has_cuda=on_cuda)).schedule
     assert isinstance(schedule.chunked_prefill_size, int) and isinstance(schedule.mixed_prefill_size, int), "resolved"
@@ -262,4 +265,5 @@ def _limits(info: EngineInfo, config: Config) -> Limits:
         context_length=info.context_length,
         vocab_size=info.vocab_size,
         end_ids=info.end_ids,
+        min_saved=min_saved,
     )

@@ -75,6 +75,11 @@ class Gang:
         """That of rank 0."""
         return self._rank.depth
 
+    @property
+    def reads_shared(self) -> bool:
+        """As rank 0 does."""
+        return self._rank.reads_shared
+
     def submit(self, plan: StepPlan) -> None:
         """Tell all ranks, and do rank 0's part. Any error is a DeviceLostError."""
         message = self._encoder.encode(plan)

@@ -43,6 +43,7 @@ DECODES = (
     384,
     448,
 )
+MIN_SHARED = 4  # sequences of the smallest decode for which a prefix that is read once has a graph
 # Steps with prompts in them, as (tokens, sequences): short extends, and the chunks that run beside decodes. Above 200
 # tokens products cost by whole tiles of rows: on an H200, 256 take 9 % less than 264, and 512 less than 448.
 MIXED = (
@@ -72,13 +73,14 @@ class StepGraphs:
         for size in reversed(self._sizes):
             self._graphs[size] = self._capture(size)
 
-    def fitting(self, num_sequences: int, num_tokens: int, *, is_decode: bool) -> StepSize | None:
-        """The smallest captured size that holds such a step."""
+    def fitting(self, num_sequences: int, num_tokens: int, *, is_decode: bool, is_shared: bool) -> StepSize | None:
+        """The smallest captured size that holds such a step; one with prompts may share what it reads in any case."""
         for size in self._sizes:
             if (
                 size.num_tokens >= num_tokens
                 and size.num_sequences >= num_sequences
-                and (size.max_short == 1) == is_decode
+                and size.is_decode == is_decode
+                and (size.is_shared == is_shared or not is_decode)
             ):
                 return size if size in self._graphs else None
         return None
@@ -104,5 +106,6 @@ def graph_sizes(max_sequences: int, max_tokens: int, max_short: int) -> list[Ste
     mixed = [(tokens, min(count, max_sequences)) for tokens, count in MIXED if tokens <= max_tokens]
     return [
         *(StepSize(count, count, max_short=1, num_short=count, num_long=0, longest=0) for count in decodes),
-        *(StepSize(count, tokens, max_short, num_short=tokens, num_long=tokens, longest=0) for tokens, count in mixed),
+        *(StepSize(count, count, 1, count, 0, longest=0, is_shared=True) for count in decodes if count >= MIN_SHARED),
+        *(StepSize(count, tokens, max_short, tokens, tokens, longest=0, is_shared=True) for tokens, count in mixed),
     ]

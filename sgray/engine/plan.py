@@ -44,7 +44,9 @@ class StepPlan:
     `sum(lengths)` long; the last one of a sequence may be `ON_DEVICE`. `samples[i]` says that the last computed
     position gives the next token. `copies` are (source page, destination page), done before everything else. `masks`
     says, by index in the batch, which ids may be drawn: id i where bit i % 8 of byte i // 8 is set, in whole words of
-    32 bits; what the last word says of ids beyond the vocabulary means nothing.
+    32 bits; what the last word says of ids beyond the vocabulary means nothing. `shared` are (begin, end, indices):
+    these sequences of the batch have the positions `[begin, end)`, computed before this step, in the same pages. They
+    stand as `shared_spans` gives them, and may be left out: they say what can be read once, and change no result.
     """
 
     step: int
@@ -57,6 +59,7 @@ class StepPlan:
     new_pages: list[tuple[int, int, int]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     masks: dict[int, bytes] = field(default_factory=dict)
+    shared: list[tuple[int, int, list[int]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,10 @@ class Executor(Protocol):
     @property
     def depth(self) -> int:
         """How many steps may be in flight while the next one is planned: 0 or 1."""
+
+    @property
+    def reads_shared(self) -> bool:
+        """Whether it makes use of `StepPlan.shared`."""
 
     def submit(self, plan: StepPlan) -> None:
         """Begin a step. If it raises, that plan is gone and those before it can still be collected."""

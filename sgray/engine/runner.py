@@ -45,6 +45,11 @@ class ModelRunner:
         self._slots: dict[int, Slot] = {}
         self._results: deque[StepResult] = deque()
 
+    @property
+    def reads_shared(self) -> bool:
+        """Every sequence reads its own pages."""
+        return False
+
     def submit(self, plan: StepPlan) -> None:
         """Computes one step and keeps the result."""
         self._results.append(self._execute(plan))

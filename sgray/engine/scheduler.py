@@ -34,6 +34,7 @@ from sgray.engine.policy import choose_order, running_rank, waiting_rank
 from sgray.engine.sequence import GRAMMAR_WAIT, NO_SLOT, PREFIX_WAIT, Matcher, Sequence, failure
 from sgray.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError, SgrayError
 from sgray.memory.cache import KVLease, PrefixCache
+from sgray.memory.sharing import shared_spans
 from sgray.protocol import (
     MAX_END_IDS,
     MAX_LOGIT_BIASES,
@@ -53,7 +54,8 @@ class Limits:
     """What a scheduler may do at most, and the facts of the model that bound a request.
 
     `mixed_prefill`: the most prompt tokens in a step that has a decoding sequence in it. `min_lookahead`: tokens of
-    output that each sequence must have room for when another one is let in.
+    output that each sequence must have room for when another one is let in. `min_saved`: how many keys
+    must not be read again for a plan to say that several of its sequences have them in the same pages; 0 for never.
     """
 
     token_budget: int
@@ -64,6 +66,7 @@ class Limits:
     vocab_size: int
     end_ids: tuple[int, ...] = ()
     min_lookahead: int = 64
+    min_saved: int = 0
 
 
 @dataclass(slots=True)
@@ -536,6 +539,8 @@ class Scheduler:
             sequence.num_computed = end
             sequence.num_pending += may_sample
             sequence.last_step = self._step
+        if (min_saved := self._limits.min_saved) and len(rows) > 1:
+            plan.shared.extend(shared_spans([lease for _, lease in rows], self._cache.page_size, min_saved))
         self._flights.append(_Flight(plan, rows, self._clock()))
         return plan
 

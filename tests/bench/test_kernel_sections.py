@@ -26,7 +26,7 @@ def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_unknown_sections_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"unknown section 'x'.*decode, extend"):
+    with pytest.raises(ConfigError, match=r"unknown section 'x'.*decode, shared, extend"):
         kernels.choose("decode,x")
     assert kernels.choose("rows, linear") == ["rows", "linear"]
 

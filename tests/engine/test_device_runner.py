@@ -21,7 +21,8 @@ from sgray.config import Config
 from sgray.engine.device_load import load_device_runner
 from sgray.engine.engine import Engine
 from sgray.engine.executor import load_executor, measure_hardware
-from sgray.engine.plan import Executor
+from sgray.engine.plan import Executor, StepPlan
+from sgray.kernels.span_attention.sharing import SharedUnits
 from sgray.layers.linear import Placement
 from sgray.memory.pool import KVPool
 from sgray.models.spec import ModelSpec, served_spec
@@ -132,6 +133,37 @@ def scored(engine: Engine, requests: list[Request]) -> list[TokenLogprobs]:
         for delta in engine.step().deltas:
             found = [entry for entry in delta.prompt_logprobs or [] if entry is not None] + found
             found += delta.logprobs or []
+    return found
+
+
+def test_a_prefix_that_is_read_once_changes_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sequences wait for the prefix that the first one computes; then all decode."""
+    model_dir = make_twin(tmp_path, **SIZES)
+    prefix = some_tokens(17)
+    requests = [greedy(name, prefix + some_tokens(2, seed=seed), 3) for seed, name in enumerate("abc", start=2)]
+    found = {}
+    for min_saved in (1, 0):
+        monkeypatch.setattr("sgray.engine.engine.MIN_SAVED", min_saved)
+        engine = device_engine(model_dir, max_running_requests=3)
+        shared = record_shared(engine)
+        found[min_saved] = run(engine, requests)
+        assert bool(shared) == bool(min_saved)
+        assert not min_saved or {unit[1:3] for units in shared for unit in units} == {(0, 16)}
+    assert found[1] == found[0]
+
+
+def record_shared(engine: Engine) -> list[list[tuple[int, int, int, int]]]:
+    """The units of each step that has some, as they are uploaded."""
+    found: list[list[tuple[int, int, int, int]]] = []
+    state = engine._executor._state
+    upload = state.upload
+
+    def recorded(plan: StepPlan, shared: SharedUnits) -> None:
+        if shared.units:
+            found.append(shared.units)
+        upload(plan, shared)
+
+    state.upload = recorded
     return found
 
 

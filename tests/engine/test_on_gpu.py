@@ -6,6 +6,7 @@ Needs a CUDA device; TRITON_INTERPRET=0 must be in the environment.
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,9 @@ from twins import make_twin, some_tokens
 
 from sgray.config import DEFAULT_MODEL, Config
 from sgray.engine.engine import Engine
+from sgray.engine.plan import StepPlan
 from sgray.errors import SgrayError
+from sgray.kernels.span_attention.sharing import SharedUnits
 from sgray.models.hub import resolve_model
 from sgray.protocol import Grammar, Request, SamplingParams
 
@@ -123,6 +126,54 @@ def test_greedy_answers_do_not_depend_on_how_the_engine_runs(model_path: str, dt
         torch.cuda.empty_cache()
         parts[name] = differing(run(engine_of(model_path, dtype, **sections), batch), wanted, tie)
     assert {name: found for name, found in parts.items() if found} == {}
+
+
+def tree(seed: int) -> list[Request]:
+    """A batch whose prompts grow out of each other like the branches of a tree."""
+    draw = random.Random(seed)
+    prompts: list[list[int]] = [some_tokens(draw.randint(1, 600), seed=seed, vocab_size=VOCAB)]
+    for index in range(draw.randint(1, 23)):
+        base = draw.choice(prompts)
+        own = some_tokens(draw.randint(1, 200), seed=1000 * seed + index, vocab_size=VOCAB)
+        prompts.append(base[: draw.randint(0, len(base))] + own)
+    params = SamplingParams(max_new_tokens=6, temperature=0.0, ignore_eos=True, logprobs=2)
+    return [Request(str(index), prompt[:1900], params) for index, prompt in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("model_path", ["twin"], indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_500_random_trees_read_once_give_the_same_tokens(
+    model_path: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tie = 0.0 if dtype == "float32" else TIE
+    ways = {"each": (0, False), "once, by graphs": (64, False), "once, eager": (64, True)}
+    answers: dict[str, list[dict[str, Answer]]] = {}
+    for name, (min_saved, is_eager) in ways.items():
+        monkeypatch.setattr("sgray.engine.engine.MIN_SAVED", min_saved)
+        engine = engine_of(model_path, dtype, schedule={"disable_cuda_graph": is_eager})
+        units = count_units(engine)
+        answers[name] = [run(engine, tree(seed)) for seed in range(100 if is_eager else 500)]
+        assert (sum(units) > 1000 * (1 - 0.9 * is_eager)) == bool(min_saved)
+        del engine
+        torch.cuda.empty_cache()
+    wanted = answers.pop("each")
+    for name, found in answers.items():
+        wrong = [differing(one, other, tie) for one, other in zip(found, wanted, strict=False)]
+        assert [entry for entry in wrong if entry] == [], name
+
+
+def count_units(engine: Engine) -> list[int]:
+    """How many shared units each step that is yet to come has."""
+    counts: list[int] = []
+    state = engine._executor._state
+    upload = state.upload
+
+    def counted(plan: StepPlan, shared: SharedUnits) -> None:
+        counts.append(len(shared.units))
+        upload(plan, shared)
+
+    state.upload = counted
+    return counts
 
 
 def test_seeded_draws_with_penalties_do_not_depend_on_how_the_engine_runs(model_path: str) -> None:

@@ -3,7 +3,8 @@
 import torch
 from aot import Build
 
-from sgray.kernels.extend_attention.kernel import BOX, PLAN_CELLS, _attend, _plan
+from sgray.kernels.boxes import BOX
+from sgray.kernels.extend_attention.kernel import PLAN_CELLS, _attend, _plan
 from sgray.kernels.extend_attention.work import choose
 
 LLAMA, SMOLLM = (32, 8, 128), (9, 3, 64)

@@ -8,12 +8,15 @@ import random
 from dataclasses import dataclass, replace
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from sgray.kernels.batch import BatchTables
+from sgray.kernels.batch import MAX_DEPTH, BatchTables, SharedTables
+from sgray.kernels.boxes import boxes_of
 from sgray.kernels.span_attention import kernel, reference
+from sgray.kernels.span_attention.sharing import SharedUnits, share
 from sgray.kernels.span_attention.work import SpanLimits, SpanWork
 
 NAN = float("nan")
@@ -37,6 +40,7 @@ class Case:
     softcap: float | None = None
     sinks: float | None = None  # the mean of random ones
     seed: int = 0
+    shared: tuple[tuple[int, int, tuple[int, ...]], ...] = ()  # begin, end, sequences
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,30 @@ def limits_of(case: Case) -> SpanLimits:
         page_size=case.page_size,
         rows_per_task=case.rows,
         num_sms=case.num_sms,
+        max_shared=4 * max(sum(planned), 1) if case.shared else 0,
     )
+
+
+def units_of(case: Case) -> SharedUnits:
+    """What a host makes of the case's shared spans."""
+    slots, lengths = [2 * b + 1 for b in range(len(case.sequences))], [length for _, length in case.sequences]
+    limits = limits_of(case)
+    sizes = {"max_units": limits.max_shared, "max_read": limits.max_shared}
+    planned = [
+        (begin, end, [b for b in members if lengths[b] <= case.max_row_tokens]) for begin, end, members in case.shared
+    ]
+    return share(planned, slots, lengths, tokens_per_task=limits.tokens_per_task, **sizes)
+
+
+def shared_tables(case: Case, device: torch.device) -> SharedTables | None:
+    if not case.shared:
+        return None
+    found = units_of(case)
+    units = np.full((limits_of(case).max_shared, 4), 10**6, dtype=np.int32)
+    paths = np.full((MAX_DEPTH, len(case.sequences) + 1), 10**6, dtype=np.int32)
+    found.write(units, paths)
+    count = torch.tensor([len(found.units)], dtype=torch.int32, device=device)
+    return SharedTables(torch.from_numpy(units).to(device), torch.from_numpy(paths).to(device), count)
 
 
 def tables(case: Case, device: torch.device) -> BatchTables:
@@ -75,7 +102,7 @@ def tables(case: Case, device: torch.device) -> BatchTables:
     columns = ([2 * b + 1 for b in range(len(starts))], starts, lengths, firsts)
     tensors = [torch.tensor([*column, 10**6], dtype=torch.int32, device=device) for column in columns]
     counts = [torch.tensor([n], dtype=torch.int32, device=device) for n in (len(starts), sum(lengths))]
-    return BatchTables(*tensors, *counts)
+    return BatchTables(*tensors, *counts, shared=shared_tables(case, device))
 
 
 def make(case: Case, device: torch.device) -> Step:
@@ -92,6 +119,10 @@ def make(case: Case, device: torch.device) -> Step:
             table[2 * b + 1, index] = page
             tokens = written[index * case.page_size :][: case.page_size]
             pool[page, 1, :, : len(tokens)] = tokens.transpose(0, 1)
+    for begin, end, members in case.shared:
+        for b in members:
+            places = slice(begin // case.page_size, end // case.page_size)
+            table[2 * b + 1, places] = table[2 * members[0] + 1, places]
     num_tokens = sum(length for _, length in case.sequences)
     # The query is a part of a wider product, as in a model; the row after the last is padding.
     product = torch.full((num_tokens + 1, case.heads + 2 * case.kv_heads, case.head_dim), NAN, dtype=case.dtype)
@@ -122,7 +153,9 @@ def attend(module: ModuleType, case: Case, step: Step) -> Tensor:
     out = torch.full_like(step.query, NAN)
     rules = {"window": case.window, "softcap": case.softcap, "sinks_H": step.sinks}
     scale = case.head_dim**-0.5
-    module.attend_spans(step.query, step.keys, step.values, step.page_table, step.work, out, scale=scale, **rules)
+    boxes = boxes_of(step.keys, step.values)
+    given = (step.query, step.keys, step.values, step.page_table, step.work, out)
+    module.attend_spans(*given, scale=scale, boxes=boxes, **rules)
     return out
 
 
@@ -187,8 +220,44 @@ CASES = {
     "short extensions": Case(((60, 3), (0, 5), (100, 20)), 4, 1, num_sms=2, max_row_tokens=5),
     "verification": Case(((61, 8), (100, 5)), 2, 1, num_sms=2, max_row_tokens=8, rows=32, page_size=16),
     "wide tasks": Case(((61, 3), (0, 33)), 2, 1, num_sms=1, max_row_tokens=33, rows=64, dtype=torch.bfloat16),
+    "wide tasks in large pages": Case(
+        ((61, 3), (0, 33), (130, 1), (128, 5), (191, 2)),
+        2,
+        1,
+        num_sms=2,
+        max_row_tokens=33,
+        rows=64,
+        page_size=128,
+        dtype=torch.bfloat16,
+        window=100,
+    ),
     "window over chunks": Case(((90, 9), (0, 2)), 4, 1, num_sms=2, max_row_tokens=9, window=30, dtype=torch.bfloat16),
     "long ones left out": Case(((60, 2), (10, 1), (0, 5), (3, 1))),
+    "shared": Case(((300, 1), (190, 1), (128, 1)), shared=((0, 128, (0, 1, 2)),)),
+    "shared in small pages": Case(
+        ((100, 1), (149, 1), (80, 1)), page_size=16, shared=((0, 48, (0, 1, 2)), (48, 96, (0, 1))), dtype=torch.bfloat16
+    ),
+    "shared by more than a task takes": Case(((100, 1),) * 9, 4, 1, shared=((0, 64, tuple(range(9))),), num_sms=2),
+    "shared and nested": Case(
+        ((700, 1), (500, 1), (330, 1), (300, 1), (129, 1), (70, 1), (64, 1)),
+        8,
+        2,
+        num_sms=6,
+        rows=64,
+        shared=(
+            (0, 64, tuple(range(7))),
+            (64, 128, (0, 1, 2, 3, 4)),
+            (128, 256, (0, 1, 2, 3)),
+            (256, 320, (0, 1, 2)),
+            (320, 448, (0, 1)),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "shared by short extensions": Case(
+        ((130, 3), (128, 1), (200, 5), (128, 9)), 4, 1, rows=32, max_row_tokens=8, shared=((0, 128, (0, 1, 2, 3)),)
+    ),
+    "shared with sinks": Case(((130, 1), (200, 1)), 4, 1, sinks=1.0, softcap=3.0, shared=((0, 128, (0, 1)),)),
+    "shared, seen through a window": Case(((130, 1), (200, 1)), window=50, shared=((0, 128, (0, 1)),)),
     "nothing to plan": Case(((60, 2),)),
     "no sequences": Case(()),
 }
@@ -422,3 +491,43 @@ def test_sizes_without_a_kernel_are_refused(sizes: dict[str, int]) -> None:
     limits = limits_of(Case(((1, 1),)))
     with pytest.raises(ValueError, match=r"rows|page size"):
         replace(limits, **sizes)
+
+
+def random_tree(seed: int) -> Case:
+    """A batch of sequences with nested spans in common, and some that share nothing or extend by more than a task."""
+    draw = random.Random(seed)
+    page_size, dtype = draw.choice([(16, torch.float32), (64, torch.float32), (64, torch.bfloat16)])
+    rows = 64 if dtype == torch.bfloat16 else draw.choice([16, 32])
+    longest = draw.choice([1, 1, 2, 5])
+    count = draw.randint(2, 8)
+    starts, spans = [0] * count, []
+    groups = [(0, sorted(draw.sample(range(count), draw.randint(2, count))))]
+    while groups:
+        begin, members = groups.pop()
+        end = begin + page_size * draw.randint(1, 80 // page_size + 1)
+        spans.append((begin, end, tuple(members)))
+        for index in members:
+            starts[index] = end
+        cut = draw.randint(0, len(members))
+        groups += [(end, part) for part in (members[:cut], members[cut:]) if len(part) > 1 and draw.random() < 0.7]
+    sequences = [(start + draw.randint(0, 90), draw.randint(1, longest + 1)) for start in starts]
+    return Case(
+        tuple(sequences),
+        *draw.choice([(2, 1), (4, 2), (6, 2)]),
+        page_size=page_size,
+        rows=rows,
+        num_sms=draw.choice([1, 2, 5]),
+        max_row_tokens=longest,
+        dtype=dtype,
+        seed=seed,
+        shared=tuple(spans),
+    )
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_random_trees_read_once_give_the_dense_formula(seed: int, device: torch.device) -> None:
+    case = random_tree(seed)
+    by_kernel, by_reference = plans(case, device)
+    assert by_kernel == by_reference
+    step = make(case, device)
+    check(run(kernel, case, step), dense(case, step), TOLERANCE[case.dtype])

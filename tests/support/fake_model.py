@@ -72,6 +72,7 @@ class FakeExecutor:
     def __init__(self, num_pages: int, page_size: int, *, depth: int = 0) -> None:
         self.page_size = page_size
         self.depth = depth
+        self.reads_shared = True
         self.pages: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
         self.slots: dict[int, Slot] = {}
         self.submitted: deque[StepPlan] = deque()
@@ -120,6 +121,7 @@ class FakeExecutor:
             self.slots[number].row.append(page)
         result = StepResult(plan.step, [], [], [])
         assert len(set(plan.slots)) == len(plan.slots)
+        self.check_shared(plan)
         flat = iter(plan.tokens)
         for index, number in enumerate(plan.slots):
             slot = self.slots[number]
@@ -132,6 +134,19 @@ class FakeExecutor:
             self.answer(slot, start, end, plan.samples[index], result)
         assert next(flat, None) is None
         return result
+
+    def check_shared(self, plan: StepPlan) -> None:
+        """Whoever shares a span has it in the same pages, computed, and everything before it is shared as well."""
+        ends: dict[int, int] = {}
+        for begin, end, members in plan.shared:
+            assert 0 <= begin < end and begin % self.page_size == end % self.page_size == 0
+            assert len(members) == len(set(members)) > 1
+            places = slice(begin // self.page_size, end // self.page_size)
+            rows = [self.slots[plan.slots[index]].row[places] for index in members]
+            assert len(rows[0]) == places.stop - places.start and all(row == rows[0] for row in rows)
+            for index in members:
+                assert ends.get(index, 0) == begin and end <= plan.starts[index]
+                ends[index] = end
 
     def check_tokens(self, slot: Slot, start: int, tokens: list[int]) -> None:
         """They are the slot's; only one that was drawn here, and is the last, may be left for us to know."""
@@ -218,7 +233,9 @@ class Rig:
         self.cache = PrefixCache(num_pages, page_size, disabled=disabled)
         self.scheduler = Scheduler(
             self.cache,
-            Limits(budget, mixed or budget, max_running, max_queued, context, VOCAB_SIZE, end_ids, lookahead),
+            Limits(
+                budget, mixed or budget, max_running, max_queued, context, VOCAB_SIZE, end_ids, lookahead, min_saved=1
+            ),
             clock=lambda: self.now,
             policy=policy,
             random_seed=random_seed,

@@ -109,6 +109,10 @@ class ThreadRanks:
     def depth(self) -> int:
         return self.runners[0].depth
 
+    @property
+    def reads_shared(self) -> bool:
+        return self.runners[0].reads_shared
+
     def submit(self, plan: StepPlan) -> None:
         self._on_ranks(lambda rank: self.runners[rank].submit(plan))
 

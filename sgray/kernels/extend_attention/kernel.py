@@ -11,20 +11,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sgray.kernels.batch import BatchTables
+from sgray.kernels.boxes import Boxes, boxes_of
 from sgray.kernels.extend_attention.work import ExtendPlan, ExtendWork, choose, choose_rows
-from sgray.kernels.launch import features
 
 __all__ = ["ExtendPages", "ExtendPlan", "ExtendWork", "attend_extends", "plan_extends"]
 
-BOX = 64  # tokens that one bulk load fetches
 PLAN_CELLS = 16384  # comparisons of one planning program: what fits in its registers
 
 
@@ -34,25 +31,11 @@ class ExtendPages:
 
     keys: Tensor
     values: Tensor
-    boxes: tuple[TensorDescriptor, TensorDescriptor] | None
+    boxes: Boxes | None
 
     @classmethod
     def of(cls, keys: Tensor, values: Tensor) -> ExtendPages:
-        boxes = (_boxes(keys), _boxes(values)) if _has_boxes(keys) else None
-        return cls(keys, values, boxes)
-
-
-def _has_boxes(pages: Tensor) -> bool:
-    """Bulk loads need 16-byte alignment; in smaller pages, and for exact products, single rows are loaded."""
-    strides = pages.stride()[:-1]
-    is_aligned = pages.data_ptr() % 16 == 0 and all(stride * pages.itemsize % 16 == 0 for stride in strides)
-    return is_aligned and features(pages.device).has_tma and pages.dtype != torch.float32 and pages.shape[1] >= BOX
-
-
-def _boxes(pages: Tensor) -> TensorDescriptor:
-    num_pages, page_size, num_kv_heads, head_dim = pages.shape
-    shape = [num_pages, page_size, num_kv_heads * head_dim]
-    return TensorDescriptor(pages, shape, [pages.stride(0), pages.stride(1), 1], [1, BOX, head_dim])
+        return cls(keys, values, boxes_of(keys, values))
 
 
 def plan_extends(work: ExtendWork, batch: BatchTables, *, min_length: int, longest: int) -> ExtendPlan:

@@ -26,16 +26,20 @@ class SpanLimits:
 
     `max_sequences` planned sequences of at most `max_length` keys, with at most `max_tokens` tokens together;
     `rows_per_task` (16, 32 or 64) query rows of one key-value head share a task. ValueError if those cannot hold
-    the heads of one token, or if the page size is not a power of two of at least 16.
+    the heads of one token, or if the page size is not a power of two of at least 16. `max_shared` bounds how often
+    tokens read shared units (`SharedTables`), each token counted once a unit; 0 if the planner is not to look at them.
 
     **Bounds.** A task holds E = rows_per_task // (H / K) tokens. A unit is what one task would be if nothing were cut:
     up to E tokens of a sequence, and the tiles of keys they read. B sequences with T tokens make at most
     units = min(T, B + T // E) of them. Laid end to end, their n tiles are cut at every multiple of
-    c >= n / num_bins, so in fewer than num_bins places. Hence
+    c >= n / num_bins, so in fewer than num_bins places; a unit that has m bins to itself is cut in m - 1. Hence
 
     - tasks: every unit begins one, every cut inside of a unit one more, so fewer than units + num_bins;
     - rows to merge: those of units with a cut, so at most min(T, E * num_bins);
     - partial results: a unit with x > 0 cuts has x + 1 <= 2 * x parts, so at most 2 * E * num_bins.
+
+    Shared units are units like any other, at most `max_shared`. A token that reads d > 0 of them has d + 1 <= 2 * d
+    parts beside its cuts, so there are `max_shared` rows to merge and 2 * `max_shared` partial results more.
     """
 
     max_sequences: int
@@ -47,6 +51,7 @@ class SpanLimits:
     page_size: int
     rows_per_task: int
     num_sms: int
+    max_shared: int = 0
 
     def __post_init__(self) -> None:
         group = self.num_heads // self.num_kv_heads
@@ -65,25 +70,25 @@ class SpanLimits:
         """Shares that the tiles of a step are dealt out in, for each key-value head: all are computed at once."""
         fitting = SHARED_BYTES // self.program_bytes(depth=2)
         programs = min(RESIDENT, fitting) * self.num_sms // self.num_kv_heads
-        return max(min(programs, self._max_units * -(-self.max_length // TILE)), 1)
+        return max(min(programs, self._max_own * -(-self.max_length // TILE)), 1)
 
     @property
     def max_tasks(self) -> int:
         """Tasks of a step, for each key-value head."""
-        return self._max_units + self.num_bins
+        return self._max_own + self.max_shared + self.num_bins
 
     @property
     def max_merged(self) -> int:
         """Rows of a step that more than one task reads for."""
-        return min(self.max_tokens, self.tokens_per_task * self.num_bins)
+        return min(self.max_tokens, self.tokens_per_task * self.num_bins + self.max_shared)
 
     @property
     def max_partials(self) -> int:
         """Partial results of a step, for each query head."""
-        return 2 * self.tokens_per_task * self.num_bins
+        return 2 * (self.tokens_per_task * self.num_bins + self.max_shared)
 
     @property
-    def _max_units(self) -> int:
+    def _max_own(self) -> int:
         return min(self.max_tokens, self.max_sequences + self.max_tokens // self.tokens_per_task)
 
     def program_bytes(self, depth: int) -> int:
@@ -99,7 +104,8 @@ class SpanWork:
     `bins`: the first task of each bin and, last, the number of tasks; a bin's tasks are neighbours. `tasks`: (task, 4)
     of slot, begin, end, number of entries. `entries`: (task, E, 3) of query row, that row's position, partial, which is
     -1 where the task is the row's only one. `rows`: (row, 3) of query row, first partial, number of partials, which are
-    neighbours; rows with one task are not listed. `num_rows_1`: how many are. All int32. `partials`: (partial, H, D)
+    neighbours; rows with one task are not listed. `num_rows_1`: how many are. `parts`: (shared unit, 2) of first task,
+    number of tasks, for the planner alone. All int32. `partials`: (partial, H, D)
     results of single tasks; `sums`: (partial, H) base-2 logarithms of their sums of exponentials; both float32.
     """
 
@@ -109,6 +115,7 @@ class SpanWork:
     entries: Tensor
     rows: Tensor
     num_rows_1: Tensor
+    parts: Tensor
     partials: Tensor
     sums: Tensor
 
@@ -129,6 +136,7 @@ class SpanWork:
             entries=integers(limits.max_tasks, limits.tokens_per_task, 3),
             rows=integers(limits.max_merged, 3),
             num_rows_1=integers(1),
+            parts=integers(max(limits.max_shared, 1), 2),
             partials=numbers(limits.max_partials, limits.num_heads, limits.head_dim),
             sums=numbers(limits.max_partials, limits.num_heads),
         )

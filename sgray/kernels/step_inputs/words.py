@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sgray.kernels.batch import BatchTables
+from sgray.kernels.batch import MAX_DEPTH, BatchTables, SharedTables
 
 ON_DEVICE = -1
 """In place of a token that the device drew itself and the host does not know yet."""
 
-NUM_SEQUENCES, NUM_TOKENS, NUM_PAGES = 0, 1, 2
+NUM_SEQUENCES, NUM_TOKENS, NUM_PAGES, NUM_UNITS = 0, 1, 2, 3
 HEADER = 8
 KINDS = ("slots", "starts", "lengths", "firsts", "draws")
 
 
 @dataclass(frozen=True, slots=True)
 class StepWords:
-    """Offsets, in words, for at most so many sequences and tokens a step.
+    """Offsets, in words, for at most so many sequences and tokens a step, and as many shared units as sequences.
 
     `draws` is 1 for a sequence whose next token is drawn. A new page is three words: its slot, its place in that slot's
     row of the page table, its id.
@@ -33,9 +33,19 @@ class StepWords:
         return HEADER + KINDS.index(kind) * self.max_sequences
 
     @property
+    def paths(self) -> int:
+        """Where the paths begin, the first unit of every sequence first."""
+        return HEADER + len(KINDS) * self.max_sequences
+
+    @property
+    def units(self) -> int:
+        """Where the shared units begin, four words each."""
+        return self.paths + MAX_DEPTH * self.max_sequences
+
+    @property
     def tokens(self) -> int:
         """Where the tokens begin."""
-        return HEADER + len(KINDS) * self.max_sequences
+        return self.units + 4 * self.max_sequences
 
     @property
     def pages(self) -> int:
@@ -55,6 +65,11 @@ class StepWords:
             firsts_B=words_of("firsts"),
             num_sequences_1=words[NUM_SEQUENCES : NUM_SEQUENCES + 1],
             num_tokens_1=words[NUM_TOKENS : NUM_TOKENS + 1],
+            shared=SharedTables(
+                units_U4=words[self.units : self.tokens].view(-1, 4),
+                paths_DB=words[self.paths : self.units].view(MAX_DEPTH, -1)[:, :num_sequences],
+                num_units_1=words[NUM_UNITS : NUM_UNITS + 1],
+            ),
         )
 
 

@@ -23,7 +23,8 @@ from sgray.kernels.step_inputs.words import StepRows
 from sgray.layers.attention import Attention, KeysValues
 
 DECODE_ROWS = 16  # query rows of a span's task: the least that tensor cores take
-MIXED_ROWS = 64  # so that short extends read their prefix once
+MIXED_ROWS = 64  # so that short extends read their prefix once, and several sequences one that they share
+SHARED_UNITS = 2  # that every sequence of the largest batch may read; in smaller ones more
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class StepSize:
     """How much a step may hold; what is launched depends on this alone.
 
     `num_short` tokens of sequences with at most `max_short` of them each, `num_long` the others. `longest`: most tokens
-    of a sequence, cached ones included.
+    of a sequence, cached ones included. `is_shared`: the tasks are so wide that several sequences fit in them, which is
+    so whenever sequences have more than one token.
     """
 
     num_sequences: int
@@ -57,6 +59,12 @@ class StepSize:
     num_short: int
     num_long: int
     longest: int
+    is_shared: bool = False
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether no sequence has more than one token."""
+        return self.max_short == 1 and self.num_long == 0
 
 
 class KernelAttention:
@@ -94,9 +102,14 @@ class KernelAttention:
         """New tokens of a sequence up to which spans read its keys: as many as one task takes."""
         return max(1, _rows_for(MIXED_ROWS, self._sizes.group) // self._sizes.group)
 
+    @property
+    def max_shared(self) -> int:
+        """How often the tokens of a step may read shared units, each token counted once a unit."""
+        return SHARED_UNITS * self._sizes.max_sequences
+
     def plan(self, rows: StepRows, batch: BatchTables, size: StepSize) -> KernelStep:
         """Launches the planning of a step; for its layers."""
-        works = self._decode if size.max_short == 1 else self._mixed
+        works = self._decode if size.max_short == 1 and not size.is_shared else self._mixed
         spans: dict[int | None, SpanWork] = {}
         if size.num_short:
             for window, work in works.items():
@@ -151,6 +164,7 @@ class KernelAttention:
                 out_THD,
                 scale=self._scale,
                 window=window,
+                boxes=pages.boxes,
                 pdl=self._has_pdl,
             )
         return out_THD.flatten(1)
@@ -167,6 +181,7 @@ class KernelAttention:
             page_size=keys.shape[1],
             rows_per_task=_rows_for(rows, sizes.group),
             num_sms=features(keys.device).num_sms,
+            max_shared=0 if rows == DECODE_ROWS else self.max_shared,
         )
         return SpanWork.allocate(limits, keys.device)
 
