@@ -233,7 +233,10 @@ class ServeConfig(Section):
     )
     health_check_period_s: float = Field(5.0, gt=0)
     wedge_timeout_s: float = Field(
-        60.0, gt=0, description="Work waiting and no step for this long: the replica is replaced."
+        10.0,
+        gt=0,
+        description="Work waiting and no step for this long, and for ten times as long as slow steps take: the replica "
+        "is replaced.",
     )
     routing_policy: RoutingPolicy = Field(
         "cost",

@@ -117,10 +117,16 @@ class OverloadedError(SgrayError):
 
 
 class ReplicaLostError(SgrayError):
-    """The replica that worked on the request is gone."""
+    """The replica that worked on the request is gone, and so were those that it was moved to; it can be sent again."""
 
-    status = 500
+    status = 503
     code = "replica_lost"
+
+
+class ReplicaDrainingError(ReplicaLostError):
+    """The replica is about to end and takes nothing new. An ingress asks another one."""
+
+    code = "replica_draining"
 
 
 class EngineError(SgrayError):

@@ -71,6 +71,8 @@ class Request:
     """One sequence to generate. A call with n > 1 is n requests; their common prompt is computed once.
 
     `id` is unique over all ingresses. `salt` keeps the prefix cache of callers apart. Larger `priority` goes first.
+    The last `num_generated` of `tokens` are an answer's beginning that another engine gave: this one goes on as if it
+    had drawn them itself, and tells only what comes after them. All of `sampling` means the whole answer.
     """
 
     id: str
@@ -79,6 +81,12 @@ class Request:
     priority: int = 0
     salt: str = ""
     grammar: Grammar | None = None
+    num_generated: int = 0
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.tokens) - self.num_generated
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,14 @@ from sgray.protocol import Delta, Request, StepReport
 
 logger = logging.getLogger(__name__)
 
+NUM_TIMED = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class LoopHealth:
     """Whether there is work, how long ago the last step ended (or the work came), and what the last step died of.
 
-    `is_lost`: the engine will not recover from that.
+    `slow_step_s`: of the last steps, one in a hundred took longer. `is_lost`: the engine will not recover.
     """
 
     busy: bool
@@ -32,6 +34,7 @@ class LoopHealth:
     alive: bool
     error: str | None = None
     is_lost: bool = False
+    slow_step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class EngineLoop:
         self._is_stopping = False
         self._is_busy = False
         self._last_step = clock()
+        self._times: list[float] = []  # of the last steps, in seconds; a ring
+        self._num_steps = 0
         self._error: str | None = None
         self._thread = threading.Thread(target=self._run, name="sgray-engine", daemon=True)
         engine.on_wake(self._wake_up)
@@ -95,6 +100,7 @@ class EngineLoop:
             alive=self._thread.is_alive(),
             error=fault or self._error,
             is_lost=fault is not None,
+            slow_step_s=_slowest(self._times.copy()),
         )
 
     def stop(self) -> None:
@@ -159,10 +165,19 @@ class EngineLoop:
             self._tell_flushed(items, is_empty=is_empty)
         if not self._can_step():
             return
+        begin = self._clock()
         report = self._engine.step()
         self._last_step = self._clock()
+        self._time(self._last_step - begin)
         self._error = self._engine.failure
         self._send(report)
+
+    def _time(self, duration_s: float) -> None:
+        if len(self._times) < NUM_TIMED:
+            self._times.append(duration_s)
+        else:
+            self._times[self._num_steps % NUM_TIMED] = duration_s
+        self._num_steps += 1
 
     def _can_step(self) -> bool:
         return self._engine.has_work and not self._engine.is_blocked
@@ -217,6 +232,11 @@ class EngineLoop:
     def _answer(self, requests: list[Request]) -> StepReport:
         error = ReplicaLostError("the engine was stopped")
         return StepReport([_refusal(request, error) for request in requests], [], self._engine.current_load())
+
+
+def _slowest(times: list[float]) -> float:
+    """The time that one in a hundred exceeds; 0 of none."""
+    return sorted(times)[len(times) * 99 // 100] if times else 0.0
 
 
 def _refusal(request: Request, error: SgrayError) -> Delta:

@@ -168,7 +168,7 @@ class Scheduler:
         self._totals["requests"] += 1
         sequence = self._sequence(request)
         self._sequences[request.id] = sequence
-        if request.sampling.max_new_tokens == 0 and sequence.prompt_logprobs is None:
+        if not sequence.may_grow and sequence.prompt_logprobs is None:
             self._finish(sequence, Finish("length"))
             return
         if request.grammar is not None:
@@ -293,10 +293,10 @@ class Scheduler:
         assert num_shared * self._cache.page_size <= num_done, "a page is shared before it is computed"
 
     def _validate(self, request: Request) -> None:
-        limits, sampling, num_prompt = self._limits, request.sampling, len(request.tokens)
+        limits, sampling, num_prompt = self._limits, request.sampling, request.num_prompt
         if request.id in self._sequences:
             raise InvalidRequestError(f"a request with the id {request.id!r} is in work already; use a new id")
-        if num_prompt == 0:
+        if num_prompt <= 0:
             raise InvalidRequestError("the prompt has no tokens; give at least one", param="prompt")
         if num_prompt + sampling.max_new_tokens > limits.context_length:
             raise ContextLengthError(
@@ -313,7 +313,7 @@ class Scheduler:
                 param="prompt",
             )
         self._validate_ids(request)
-        if len(self._waiting) - len(self._free_slots) >= limits.max_queued:
+        if not request.num_generated and len(self._waiting) - len(self._free_slots) >= limits.max_queued:
             raise OverloadedError(
                 f"{len(self._waiting)} requests are waiting and the queue holds {limits.max_queued}; try again later"
             )
@@ -361,7 +361,7 @@ class Scheduler:
             seed=drawn if sampling.seed is None else sampling.seed,
             namespace=namespace,
             hashes=self._cache.hashes(request.tokens, namespace),
-            max_length=len(request.tokens) + sampling.max_new_tokens,
+            max_length=request.num_prompt + sampling.max_new_tokens,
             stop_ids=frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else self._limits.end_ids),
         )
 
@@ -511,7 +511,7 @@ class Scheduler:
         sequence.num_sent_pages = 0
         if sequence.num_cached is None:
             sequence.num_cached = lease.num_cached
-            self._totals["prompt_tokens"] += sequence.num_prompt
+            self._totals["prompt_tokens"] += len(sequence.request.tokens)
             self._totals["cached_tokens"] += lease.num_cached
 
     def _plan(self, step: _Step) -> StepPlan:

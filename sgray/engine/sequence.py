@@ -39,7 +39,7 @@ class Sequence:
     follow `tokens`; nobody here knows them yet. `seed` and the index of a generated token fix its random draw. `number`
     and `arrival` (seconds) never change, so a retracted sequence keeps its age. `num_uncached` estimates, while it
     waits, how many tokens it will have to compute. With a `matcher`, `mask` is for the token after `tokens`.
-    `num_sent` generated tokens have been told to the outside.
+    `num_sent` generated tokens have been told to the outside. `is_retracted`: it has run before, if only elsewhere.
     """
 
     request: Request
@@ -71,6 +71,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
+        self.num_sent = self.request.num_generated
+        self.is_retracted = self.num_sent > 0
         sampling = self.request.sampling
         if sampling.prompt_logprobs != NO_LOGPROBS:
             self.prompt_logprobs = [None] * min(max(1, sampling.prompt_logprobs_start), self.num_prompt)
@@ -78,12 +80,12 @@ class Sequence:
     @property
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
-        return len(self.request.tokens)
+        return self.request.num_prompt
 
     @property
     def num_generated(self) -> int:
         """Known tokens beyond the prompt."""
-        return len(self.tokens) - len(self.request.tokens)
+        return len(self.tokens) - self.request.num_prompt
 
     @property
     def num_remaining(self) -> int:
@@ -124,9 +126,21 @@ class Sequence:
             self.finish = Finish("length")
 
     def begin_matching(self, matcher: Matcher) -> None:
-        """Obey a grammar from the next token on; finish if it allows none."""
+        """Obey a grammar from the next token on; finish if it allows none.
+
+        An answer that began elsewhere ends where a token was drawn and what it forced was appended, so that the matcher
+        has only to follow.
+        """
         self.matcher = matcher
-        self._follow(matcher, None)
+        if not self.num_generated:
+            self._follow(matcher, None)
+            return
+        try:
+            for token in self.tokens[self.num_prompt :]:
+                matcher.accept(token)
+            self._renew_mask(matcher)
+        except SgrayError as error:
+            self.finish = failure(error)
 
     def take_unsent(self) -> list[int]:
         """The generated tokens that the outside has not heard of."""

@@ -1,34 +1,41 @@
-"""The backend of an ingress: sends each request to a replica over its link, and to another one while it can.
+"""The backend of an ingress: sends each request to a replica over its link, and goes on at another one if that is lost.
 
-A request moves only as long as nothing of its answer was passed on. Runs on one event loop; knows nothing of Ray: the
-replica table is told to it, and `wake` asks for a replica where there is none.
+Runs on one event loop; knows nothing of Ray: the replica table is told to it, and `wake` asks for a replica where there
+is none.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from sgray.config import RoutingPolicy
 from sgray.errors import (
     ContextLengthError,
+    DeviceLostError,
     EngineError,
     InvalidRequestError,
     OverloadedError,
+    ReplicaDrainingError,
     ReplicaLostError,
     RequestTimeoutError,
     RequestTooLargeError,
     SgrayError,
 )
-from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Load, Request, namespace_key, page_hashes
+from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Finish, Load, Request, namespace_key, page_hashes
+from sgray.serve.call_names import is_of_call
 from sgray.serve.frames import LinkLimits
 from sgray.serve.link import ReplicaLink
+from sgray.serve.moves import Journey
 from sgray.serve.router import PredictionCounters, Router, Ticket
 from sgray.serve.table import Endpoint
 
 logger = logging.getLogger(__name__)
+
+SILENT_BEATS = 5  # a second each; a replica's link beats whatever its engine computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class DispatchLimits:
     """How long and how often a request looks for a replica."""
 
     wait_for_replica_s: float = 300.0
-    max_lost: int = 3  # replicas that one request may have seen die
+    max_moves: int = 2  # what was lost with so many replicas and one more may be what kills them
     first_reconnect_s: float = 0.05
     last_reconnect_s: float = 1.0
     flush_s: float = 30.0  # a flush waits for the end of a step
@@ -50,6 +57,7 @@ class Dispatcher:
         *,
         policy: RoutingPolicy = "cost",
         uses_cache: bool = True,
+        random_seed: int | None = None,
         wake: Callable[[], None] = lambda: None,
         limits: DispatchLimits | None = None,
         link_limits: LinkLimits | None = None,
@@ -58,8 +66,11 @@ class Dispatcher:
         self._uses_cache = uses_cache
         self._wake = wake
         self._limits = limits or DispatchLimits()
-        self._link_limits = link_limits or LinkLimits()
+        self._link_limits = link_limits or LinkLimits(dead_after_beats=SILENT_BEATS)
+        self._random = random.Random(random_seed)
         self._members: dict[str, _Member] = {}
+        self._retired: set[_Member] = set()  # as long as they have streams
+        self._unplaced: set[Journey] = set()
         self._router: Router | None = None  # needs the page size, which the first replica tells
         self._info: EngineInfo | None = None
         self._joined = asyncio.Event()
@@ -89,7 +100,9 @@ class Dispatcher:
     def set_replicas(self, endpoints: Mapping[str, Endpoint]) -> None:
         """These are the replicas now. One that left gets no new request; its streams go on while it lasts."""
         for name in [name for name, member in self._members.items() if endpoints.get(name) != member.endpoint]:
-            self._members.pop(name).retire()
+            member = self._members.pop(name)
+            self._retired.add(member)
+            member.retire()
         for name, endpoint in endpoints.items():
             if name not in self._members:
                 self._members[name] = _Member(self, name, endpoint, self._link_limits)
@@ -102,15 +115,18 @@ class Dispatcher:
 
     async def submit(self, request: Request) -> AsyncGenerator[Delta, None]:
         """The deltas of a request. Closing the generator aborts it. Raises SgrayError where there is no answer."""
+        journey = Journey(request, self._random.getrandbits(63))
         busy: set[str] = set()
-        lost = 0
         while True:
-            member, ticket = await self._place(request, busy)
-            stream = _Stream()
+            place = await self._place(journey, busy)
+            if place is None:
+                yield Delta(request.id, finish=Finish("abort"))
+                return
+            member, ticket = place
+            link, stream = member.link, _Stream()
             try:
-                member.link.submit(request, stream.put)
-                error: SgrayError | None = None
-                while error is None:
+                link.submit(journey.request, stream.put)
+                while True:
                     if not stream.has_any:
                         await stream.arrival()
                     delta = stream.take()
@@ -120,23 +136,22 @@ class Dispatcher:
                     if not ticket.has_started:
                         assert self._router is not None
                         self._router.start(ticket, delta.cached_tokens or 0)
-                    yield delta
+                    yield journey.take(delta, link.info)
                     if delta.finish is not None:
                         return
             finally:
-                self._settle(member, ticket, request)
-            lost += isinstance(error, ReplicaLostError)
-            if ticket.has_started or not isinstance(error, (OverloadedError, ReplicaLostError)):
-                raise error
-            if lost >= self._limits.max_lost:
-                raise error
-            if isinstance(error, OverloadedError):
-                busy.add(member.name)
+                self._settle(member, link, ticket, journey.request)
+            if isinstance(error, (ReplicaLostError, DeviceLostError)) and member.link is link:
+                member.shut()
+            self._go_on(journey, member, error, busy)
 
     def abort_calls(self, name: str | None) -> None:
         """Stop the calls of this name at all replicas, or all calls; those also of other ingresses."""
-        for member in self._members.values():
+        for member in (*self._members.values(), *self._retired):
             member.link.abort_calls(name)
+        for journey in self._unplaced:
+            journey.is_aborted |= name is None or is_of_call(journey.request.id, name)
+        self._joined.set()
 
     async def flush(self) -> list[str]:
         """Empty the prefix cache of every connected replica; the names of those where that was not possible."""
@@ -150,26 +165,59 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Close all links; running streams get an error."""
-        for member in self._members.values():
+        for member in (*self._members.values(), *self._retired):
             member.retire()
             member.link.close()
         self._members.clear()
+        self._retired.clear()
 
-    async def _place(self, request: Request, busy: set[str]) -> tuple[_Member, Ticket]:
-        """Choose a replica and book the choice, without giving up the loop if one is there."""
+    def _go_on(self, journey: Journey, member: _Member, error: SgrayError, busy: set[str]) -> None:
+        """Prepare for the next replica after this error, or raise it."""
+        if isinstance(error, OverloadedError) and not journey.has_begun:
+            busy.add(member.name)
+        elif isinstance(error, (ReplicaLostError, DeviceLostError)):
+            if isinstance(error, ReplicaDrainingError):
+                return
+            if journey.num_moves >= self._limits.max_moves:
+                logger.warning("request %s is given up: %s", journey.request.id, error)
+                raise ReplicaLostError(
+                    f"{journey.num_moves + 1} replicas were lost while they worked on this request; "
+                    "send the request again"
+                )
+            journey.move()
+            logger.info("request %s goes on elsewhere: %s", journey.request.id, error)
+        else:
+            raise error
+
+    async def _place(self, journey: Journey, busy: set[str]) -> tuple[_Member, Ticket] | None:
+        """Choose a replica and book the choice, without giving up the loop if one is there; None if it is aborted."""
+        self._unplaced.add(journey)
+        try:
+            return await self._placed(journey, busy)
+        finally:
+            self._unplaced.discard(journey)
+
+    async def _placed(self, journey: Journey, busy: set[str]) -> tuple[_Member, Ticket] | None:
         deadline = self._now() + self._limits.wait_for_replica_s
-        while True:
+        request = journey.request
+        while not journey.is_aborted:
             if self._router is not None:
-                ticket = self._router.choose(self._hashes(request), len(request.tokens), exclude=busy)
+                exclude = busy | self._strangers(journey) if journey.num_moves else busy
+                ticket = self._router.choose(self._hashes(request), len(request.tokens), exclude=exclude)
                 if ticket is not None:
                     return self._members[ticket.replica], ticket
                 if busy.intersection(self._router.replicas):
                     raise OverloadedError("all engine replicas are busy; try again later")
             await self._wait_for_replica(deadline)
+        return None
 
-    def _settle(self, member: _Member, ticket: Ticket, request: Request) -> None:
+    def _strangers(self, journey: Journey) -> set[str]:
+        """Replicas of another model, as in a deployment that replaces one by another."""
+        return {name for name, member in self._members.items() if member.is_open and not journey.fits(member.link.info)}
+
+    def _settle(self, member: _Member, link: ReplicaLink, ticket: Ticket, request: Request) -> None:
         """Whatever happened to the request: nothing of it is left on this side or the other."""
-        member.link.abort(request.id)
+        link.abort(request.id)
         assert self._router is not None
         self._router.finish(ticket)
         member.close_if_done()
@@ -222,6 +270,7 @@ class _Member:
         self._limits = limits
         self._router: Router | None = None  # while this replica can be chosen
         self._is_retired = False
+        self._is_shut = False
         self._task = asyncio.get_running_loop().create_task(self._connect(delay_s=0.0))
 
     def retire(self) -> None:
@@ -231,14 +280,25 @@ class _Member:
         self._leave()
         self.close_if_done()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the replica can be chosen."""
+        return self._router is not None
+
+    def shut(self) -> None:
+        """Take no new request over this link, which stays for those that it has."""
+        self._is_shut = True
+        self._leave()
+
     def close_if_done(self) -> None:
         """Close the link of a retired replica without streams."""
         if self._is_retired and not self.link.num_streams:
+            self._dispatcher._retired.discard(self)
             self.link.close()
 
     def on_snapshot(self, hashes: list[int]) -> None:
         """Called by the link; after the first one the replica can be chosen."""
-        if not self._is_retired:
+        if not self._is_retired and not self._is_shut:
             self._router = self._dispatcher._join(self)
             self._router.replace(self.name, hashes)
 
@@ -251,6 +311,10 @@ class _Member:
         """Called by the link."""
         if self._router is not None:
             self._router.report(self.name, load)
+
+    def on_draining(self) -> None:
+        """Called by the link."""
+        self.shut()
 
     def on_lost(self, reason: str) -> None:
         """Called by the link: connect again as long as Serve says that the replica is there."""
@@ -270,6 +334,7 @@ class _Member:
         while True:
             await asyncio.sleep(delay_s)
             self.link = ReplicaLink(self, self._limits)
+            self._is_shut = False
             try:
                 await self.link.open(self.endpoint.host, self.endpoint.port, self.endpoint.token)
             except (OSError, ReplicaLostError) as error:
@@ -339,6 +404,8 @@ def _as_error(info: ErrorInfo) -> SgrayError:
         RequestTimeoutError,
         OverloadedError,
         ReplicaLostError,
+        ReplicaDrainingError,
+        DeviceLostError,
     )
     rest = InvalidRequestError if 400 <= info.status < 500 else EngineError
     kind = next((kind for kind in kinds if kind.code == info.code), rest)

@@ -55,6 +55,7 @@ class Ingress:
         self._dispatcher = Dispatcher(
             policy=config.serve.routing_policy,
             uses_cache=not config.memory.disable_radix_cache,
+            random_seed=config.schedule.random_seed,
             wake=self._wake,
         )
         self._ping = replicas.options(method_name="ping")

@@ -14,14 +14,20 @@ from typing import Protocol
 
 import msgspec
 
-from sgray.errors import ReplicaLostError, RequestTooLargeError
+from sgray.errors import (
+    InvalidRequestError,
+    ReplicaDrainingError,
+    ReplicaLostError,
+    RequestTooLargeError,
+    SgrayError,
+)
 from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Finish, Load, Request, StepReport
 from sgray.serve.call_names import is_of_call
 from sgray.serve.frames import FrameConnection, LinkLimits
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 SNAPSHOT_HASHES = 1 << 16  # a frame
 UNOPENED_FRAME_BYTES = 4096
 
@@ -93,11 +99,15 @@ class Flushed(msgspec.Struct, frozen=True, array_like=True, tag="flushed"):
     is_empty: bool
 
 
+class Draining(msgspec.Struct, frozen=True, array_like=True, tag="draining"):
+    """The replica takes nothing new from now on and goes away after its last stream."""
+
+
 FromIngress = Open | Submit | Abort | AbortCalls | Flush | Resync
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_from_ingress = msgspec.msgpack.Decoder(FromIngress).decode
-_decode_from_replica = msgspec.msgpack.Decoder(Hello | Snapshot | Step | Flushed).decode
+_decode_from_replica = msgspec.msgpack.Decoder(Hello | Snapshot | Step | Flushed | Draining).decode
 
 
 class LinkObserver(Protocol):
@@ -111,6 +121,9 @@ class LinkObserver(Protocol):
 
     def on_load(self, load: Load) -> None:
         """What the replica has to do."""
+
+    def on_draining(self) -> None:
+        """It takes no new requests."""
 
     def on_lost(self, reason: str) -> None:
         """The link is gone for good; comes once, and only if the link was open."""
@@ -216,6 +229,8 @@ class ReplicaLink:
             self._on_snapshot(message)
         elif isinstance(message, Flushed):
             self._on_flushed(message)
+        elif isinstance(message, Draining):
+            self._observer.on_draining()
         else:
             self._hello = message
 
@@ -326,8 +341,10 @@ class LinkServer:
             self._loop.call_soon_threadsafe(self._deliver, report)
 
     def drain(self) -> None:
-        """Refuse new requests from now on; running ones go on."""
+        """Refuse new requests from now on, and say so; running ones go on."""
         self._draining = True
+        for peer in self._peers:
+            peer.connection.send(_encode(Draining()))
 
     async def close(self) -> None:
         """Stop listening and close every connection once its frames are sent."""
@@ -389,6 +406,8 @@ class LinkServer:
         peer.connection.send(_encode(Hello(VERSION, self._info, self._load)))
         self._send_snapshot(peer)
         self._peers.add(peer)
+        if self._draining:
+            peer.connection.send(_encode(Draining()))
 
     def _send_snapshot(self, peer: _Peer) -> None:
         """All parts at once, so that no step comes between them."""
@@ -398,16 +417,13 @@ class LinkServer:
             peer.connection.send(_encode(Snapshot(self._sequence, part, start + SNAPSHOT_HASHES >= len(hashes))))
 
     def _submit(self, peer: _Peer, request: Request) -> None:
-        refusal = None
+        refusal: SgrayError | None = None
         if self._draining:
-            refusal = ErrorInfo(503, "overloaded_error", "the replica is shutting down", code="overloaded")
+            refusal = ReplicaDrainingError("the replica is shutting down; send the request again")
         elif request.id in self._owners:
-            refusal = ErrorInfo(
-                400, "invalid_request_error", f"request id {request.id!r} is already in use", param="id"
-            )
+            refusal = InvalidRequestError(f"request id {request.id!r} is already in use", param="id")
         if refusal is not None:
-            delta = Delta(request.id, finish=Finish("error", error=refusal))
-            peer.connection.send(_encode(Step(self._sequence, [delta], [], self._load)))
+            peer.connection.send(_encode(Step(self._sequence, [_failed(request.id, refusal)], [], self._load)))
             return
         self._owners[request.id] = peer
         self._engine.submit(request)
@@ -491,6 +507,6 @@ def _lost(reason: str) -> ReplicaLostError:
     return ReplicaLostError(f"the connection to the replica is gone ({reason}); send the request again")
 
 
-def _failed(request_id: str, error: ReplicaLostError | RequestTooLargeError) -> Delta:
+def _failed(request_id: str, error: SgrayError) -> Delta:
     info = ErrorInfo(error.status, error.type, error.message, error.param, error.code)
     return Delta(request_id, finish=Finish("error", error=info))

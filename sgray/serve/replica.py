@@ -26,6 +26,9 @@ from sgray.serve.table import Endpoint
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.05
+HAND_OVER_S = 10.0  # before Serve's time limit, or in its last quarter, streams that still run are handed over
+FIRST_STEPS_S = 60.0  # while an engine's speed is not known: what its first steps need is compiled in them
+PATIENCE = 10.0
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -36,8 +39,13 @@ class LLMReplica:
         self._has_started = False
         config = Config.parse(values)
         self._wedge_timeout_s = config.serve.wedge_timeout_s
+        limit_s = config.serve.graceful_shutdown_timeout_s
+        self._drain_s = limit_s - min(HAND_OVER_S, limit_s / 4)
+        self._suspected: str | None = None
+        self._lost: str | None = None  # why the links are cut, after which there is no way back
         engine = await asyncio.to_thread(_load, config)  # minutes for a large model; this loop stays responsive
         self._engine_loop = EngineLoop(engine, self._publish)
+        self._step_tokens = engine.limits.token_budget
         token = secrets.token_urlsafe(32)
         self._server = LinkServer(self._engine_loop, engine.info, token)
         self._meter = LoadMeter(engine.info, engine.limits.mixed_prefill)
@@ -61,18 +69,31 @@ class LLMReplica:
         """Called by Serve again and again."""
         return self._meter.read(self._server.load, self._server.num_streams)
 
-    def check_health(self) -> None:
-        """Called by Serve again and again; raises when this replica should be replaced."""
-        if fault := self._fault():
-            raise RuntimeError(fault)
+    async def check_health(self) -> None:
+        """Called by Serve again and again; raises when this replica should be replaced.
+
+        Serve asks three times before it believes that; the links are cut the second time, and streams go on elsewhere.
+        Not the first time: a process that was stopped for a while has its first check before its first step.
+        """
+        fault = self._fault()
+        if fault is not None and self._suspected is not None:
+            self._lost = fault
+            await self._server.close()
+        self._suspected = fault
+        if self._lost or fault:
+            raise RuntimeError(self._lost or fault)
 
     async def __del__(self) -> None:
-        """Called by Serve before the end: take nothing new, finish what runs, within Serve's time limit."""
+        """Called by Serve before the end: take nothing new, finish what runs, and hand over what takes too long."""
         if not self._has_started:
             return  # loading failed, which Serve has been told
         self._server.drain()
-        while self._server.num_streams and self._fault() is None:  # noqa: ASYNC110 - the fault has no event
+        clock = asyncio.get_running_loop().time
+        end = clock() + self._drain_s
+        while self._server.num_streams and clock() < end and self._fault() is None:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(DRAIN_POLL_S)
+        if self._server.num_streams:
+            logger.warning("%d streams have to go on at other replicas", self._server.num_streams)
         await self._server.close()
         if self._fault() is None:
             await asyncio.to_thread(self._engine_loop.stop)
@@ -81,15 +102,22 @@ class LLMReplica:
         self._server.publish(report)
 
     def _fault(self) -> str | None:
-        """Why this engine will do no more work, if so. One step, however long its prefill, is no fault."""
+        """Why this engine will do no more work, if so."""
         health = self._engine_loop.health()
         if not health.alive:
             return "the engine's thread is dead"
         if health.is_lost:
             return f"the engine can compute no more: {health.error}"
-        if health.busy and health.last_step_age_s > self._wedge_timeout_s:
+        if health.busy and health.last_step_age_s > self._patience_s(health.slow_step_s):
             return f"work is waiting and no step has ended for {health.last_step_age_s:.0f} s"
         return None
+
+    def _patience_s(self, slow_step_s: float) -> float:
+        """How long a step may take: ten times as long as slow ones do, or as a step full of prompt should."""
+        tokens_per_s = self._server.load.prefill_tokens_per_s
+        if not tokens_per_s:
+            return max(self._wedge_timeout_s, FIRST_STEPS_S)
+        return max(self._wedge_timeout_s, PATIENCE * max(slow_step_s, self._step_tokens / tokens_per_s))
 
 
 def _load(config: Config) -> Engine:

@@ -12,7 +12,7 @@ from fake_model import VOCAB_SIZE, FakeExecutor, solo
 
 from sgray.config import Config
 from sgray.engine.engine import Engine
-from sgray.engine.loop import EngineLoop
+from sgray.engine.loop import NUM_TIMED, EngineLoop
 from sgray.engine.plan import StepResult
 from sgray.errors import DeviceLostError
 from sgray.protocol import Delta, EngineInfo, Request, SamplingParams, StepReport
@@ -162,6 +162,19 @@ def test_submitting_does_not_wait_for_a_step(client: Client) -> None:
     assert health.busy and health.alive
     client.executor.gate.set()
     client.wait("a", "b")
+
+
+def test_health_knows_how_long_slow_steps_take(client: Client) -> None:
+    client.loop.submit(request("a", [1]))
+    client.wait("a")
+    wait_until(lambda: not client.loop.health().busy)
+    assert 0 < client.loop.health().slow_step_s < 1
+    for number in range(2 * NUM_TIMED):
+        client.loop._time(0.1 if number % 50 else 3.0)
+    assert client.loop.health().slow_step_s == 3.0
+    for _ in range(NUM_TIMED):
+        client.loop._time(0.1)
+    assert client.loop.health().slow_step_s == 0.1, "what is long ago is forgotten"
 
 
 def test_health_shows_a_stuck_step_and_an_idle_loop_is_not_stuck(client: Client) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from sgray.errors import InvalidRequestError, OverloadedError, ReplicaLostError
 from sgray.protocol import (
+    NO_LOGPROBS,
     CacheEvent,
     Delta,
     EngineInfo,
@@ -37,14 +38,14 @@ BUSY = ErrorInfo(503, "overloaded_error", "queue full", code="overloaded")
 class EchoReplica:
     """Repeats the prompt, one token a call of `step`, or by itself when `automatic`; refuses when `refusal` is set."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, info: EngineInfo = INFO) -> None:
         self.name = name
         self.automatic = True
         self.refusal: ErrorInfo | None = None
         self.is_flushable = True
         self.running: dict[str, list[int]] = {}
         self.served: list[Request] = []
-        self.server = LinkServer(self, INFO, "token", LINK_LIMITS)
+        self.server = LinkServer(self, info, "token", LINK_LIMITS)
 
     async def start(self) -> Endpoint:
         return Endpoint("127.0.0.1", await self.server.start("127.0.0.1"), "token")
@@ -54,7 +55,7 @@ class EchoReplica:
             self.publish(Delta(request.id, finish=Finish("error", error=self.refusal)))
             return
         self.served.append(request)
-        self.running[request.id] = list(request.tokens)
+        self.running[request.id] = request.tokens[request.num_generated : request.num_prompt]
         if self.automatic:
             while request.id in self.running:
                 self.step(request.id)
@@ -88,8 +89,8 @@ class World:
     def wake(self) -> None:
         self.wakes += 1
 
-    async def add(self, name: str) -> EchoReplica:
-        replica = self.replicas[name] = EchoReplica(name)
+    async def add(self, name: str, info: EngineInfo = INFO) -> EchoReplica:
+        replica = self.replicas[name] = EchoReplica(name, info)
         self.endpoints[name] = await replica.start()
         self.dispatcher.set_replicas(self.endpoints)
         await until(lambda: name in self.dispatcher.loads())
@@ -106,7 +107,9 @@ class World:
         self.dispatcher.set_replicas(self.endpoints)
 
     def home(self, request_id: str) -> EchoReplica:
-        return next(replica for replica in self.replicas.values() if request_id in replica.running)
+        """Where it runs, under the id that it has there."""
+        ids = {name.partition("~")[0]: one for one in self.replicas.values() for name in one.running}
+        return ids[request_id]
 
 
 def run(test: Callable[[World], Awaitable[None]]) -> None:
@@ -196,24 +199,170 @@ def test_a_request_of_which_nothing_came_moves_when_its_replica_dies() -> None:
         other.automatic = True
         await world.kill(first.name)
         assert await task == [5, 6]
-        assert [request.id for request in other.served] == ["1"]
+        assert [request.id for request in other.served] == ["1~1"]
 
     run(test)
 
 
-def test_a_request_that_has_begun_fails_when_its_replica_dies() -> None:
+def test_an_answer_that_has_begun_goes_on_elsewhere_when_its_replica_dies() -> None:
     async def test(world: World) -> None:
+        for name in "abc":
+            (await world.add(name)).automatic = False
+        request = Request("1", [5, 6, 7, 8], SamplingParams(prompt_logprobs=0), salt="s", priority=3)
+        deltas = world.dispatcher.submit(request)
+        got: list[Delta] = []
+        for _ in range(LIMITS.max_moves + 1):
+            coming = asyncio.ensure_future(anext(deltas))
+            await until(lambda: any(replica.running for replica in world.replicas.values()))
+            [(home, name)] = [(one, name) for one in world.replicas.values() for name in one.running]
+            home.step(name)
+            got.append(await coming)
+            if len(got) <= LIMITS.max_moves:
+                await world.kill(home.name)
+                home.running.clear()
+        home.step(name)
+        got.append(await anext(deltas))
+        assert [(delta.id, delta.tokens, delta.cached_tokens) for delta in got] == [
+            ("1", [5], 0),
+            ("1", [6], None),
+            ("1", [7], None),
+            ("1", [8], None),
+        ]
+        assert got[-1].finish == Finish("length")
+        sent = [one.served[0] for one in world.replicas.values()]
+        assert sorted((one.id, one.tokens, one.num_generated) for one in sent) == [
+            ("1", [5, 6, 7, 8], 0),
+            ("1~1", [5, 6, 7, 8, 5], 1),
+            ("1~2", [5, 6, 7, 8, 5, 6], 2),
+        ]
+        assert {one.sampling.prompt_logprobs for one in sent if one.num_generated} == {NO_LOGPROBS}
+        assert len({(one.sampling.seed, one.salt, one.priority) for one in sent}) == 1
+        assert sent[0].sampling.seed is not None
+
+    run(test)
+
+
+def test_an_answer_does_not_go_on_with_another_model() -> None:
+    async def test(world: World) -> None:
+        (await world.add("a")).automatic = False
+        task = asyncio.create_task(tokens_of(world, Request("1", [5, 6])))
+        await until(lambda: world.replicas["a"].running)
+        world.replicas["a"].step("1")
+        stranger = await world.add("b", replace(INFO, model_dir="/models/other"))
+        world.remove("a")
+        await world.kill("a")
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        assert not stranger.served
+        twin = await world.add("c", replace(INFO, num_pages=999, max_running_requests=1))
+        assert await asyncio.wait_for(task, 2) == [5, 6]
+        assert [request.id for request in twin.served] == ["1~1"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("code", ["replica_lost", "device_lost"])
+def test_a_replica_that_says_that_it_is_lost_gets_nothing_more(code: str) -> None:
+    async def test(world: World) -> None:
+        lost = await world.add("a")
+        lost.refusal = ErrorInfo(500, "server_error", "the device is gone", code=code)
+        task = asyncio.create_task(tokens_of(world, Request("1", [5, 6])))
+        await until(lambda: not world.dispatcher.ready())
+        assert not task.done(), "there is no other one yet"
+        await world.add("b")
+        assert await asyncio.wait_for(task, 2) == [5, 6]
+        assert world.replicas["b"].served[0].id == "1~1"
+
+    run(test)
+
+
+def test_a_silent_replica_is_left_and_what_it_says_later_is_not_heard() -> None:
+    async def test(world: World) -> None:
+        world.dispatcher._link_limits = replace(LINK_LIMITS, dead_after_beats=4)
         for name in "ab":
             (await world.add(name)).automatic = False
-        deltas = world.dispatcher.submit(Request("1", [5, 6]))
-        first = asyncio.ensure_future(deltas.__anext__())
+        task = asyncio.create_task(tokens_of(world, Request("1", [5, 6])))
         await until(lambda: any(replica.running for replica in world.replicas.values()))
-        home = world.home("1")
-        home.step("1")
-        assert (await first).tokens == [5]
-        await world.kill(home.name)
-        with pytest.raises(ReplicaLostError):
-            await deltas.__anext__()
+        asleep = world.home("1")
+        awake = next(replica for replica in world.replicas.values() if replica is not asleep)
+        awake.automatic = True
+        asleep.step("1")
+        await asyncio.sleep(0.03)
+        for peer in asleep.server._peers:  # as a stopped process: the connection stands, nothing comes
+            peer.connection._transport.pause_reading()  # type: ignore[union-attr]
+            peer.connection._beat_timer.cancel()  # type: ignore[union-attr]
+        assert await asyncio.wait_for(task, 3) == [5, 6]
+        assert [request.num_generated for request in awake.served] == [1]
+        for peer in list(asleep.server._peers):
+            peer.connection._transport.resume_reading()  # type: ignore[union-attr]
+        await until(lambda: "1" not in asleep.running)
+
+    run(test)
+
+
+def test_a_draining_replica_keeps_its_streams_and_gets_no_new_ones_although_the_table_still_has_it() -> None:
+    async def test(world: World) -> None:
+        old = await world.add("a")
+        old.automatic = False
+        task = asyncio.create_task(tokens_of(world, Request("1", [5, 6])))
+        await until(lambda: old.running)
+        old.server.drain()
+        early = asyncio.create_task(tokens_of(world, Request("2", [7])))  # it may be on its way already
+        await until(lambda: not world.dispatcher.ready())
+        late = asyncio.create_task(tokens_of(world, Request("3", [8])))
+        await asyncio.sleep(0.05)
+        assert not early.done() and not late.done(), "they wait for another one"
+        await world.add("b")
+        assert await early == [7]
+        assert await late == [8]
+        old.step("1")
+        old.step("1")
+        assert await task == [5, 6]
+        assert len(old.served) == 1
+
+    run(test)
+
+
+def test_a_call_is_stopped_by_its_name_where_no_replica_has_it_and_where_its_replica_goes_away() -> None:
+    async def test(world: World) -> None:
+        stream = world.dispatcher.submit(Request("job/c-0", [1, 2]))
+        waiting = asyncio.ensure_future(anext(stream))
+        other = asyncio.create_task(tokens_of(world, Request("else/c-1", [3])))
+        await asyncio.sleep(0.02)
+        world.dispatcher.abort_calls("job")
+        assert (await waiting).finish == Finish("abort")
+        leaving = await world.add("a")
+        assert await other == [3]
+        leaving.automatic = False
+        deltas = world.dispatcher.submit(Request("job/c-2", [1, 2]))
+        reading = asyncio.ensure_future(anext(deltas))
+        await until(lambda: leaving.running)
+        world.remove("a")
+        world.dispatcher.abort_calls("job")
+        await until(lambda: not leaving.running)
+        leaving.publish(Delta("job/c-2", finish=Finish("abort")))
+        assert (await reading).finish == Finish("abort")
+        await deltas.aclose()
+        await until(lambda: not world.dispatcher._retired)
+
+    run(test)
+
+
+def test_seeds_of_requests_without_one_differ_and_can_be_fixed() -> None:
+    async def test(world: World) -> None:
+        replica = await world.add("a")
+        for name in "12":
+            await tokens_of(world, Request(name, [1]))
+        await tokens_of(world, Request("own", [1], SamplingParams(seed=7)))
+        free, other, own = (request.sampling.seed for request in replica.served)
+        assert free != other and own == 7
+        for _ in range(2):
+            dispatcher = Dispatcher(random_seed=5, limits=LIMITS, link_limits=LINK_LIMITS)
+            dispatcher.set_replicas(world.endpoints)
+            async for _ in dispatcher.submit(Request("fixed", [1])):
+                pass
+            await dispatcher.close()
+        assert replica.served[-1].sampling == replica.served[-2].sampling
 
     run(test)
 
@@ -223,11 +372,12 @@ def test_a_request_that_kills_its_replicas_is_not_passed_on_for_ever() -> None:
         for name in "abcdef":
             (await world.add(name)).automatic = False
         task = asyncio.create_task(tokens_of(world, Request("1", [5])))
-        for _ in range(LIMITS.max_lost):
+        for _ in range(LIMITS.max_moves + 1):
             await until(lambda: any(replica.running for replica in world.replicas.values()))
             await world.kill(world.home("1").name)
-        with pytest.raises(ReplicaLostError):
+        with pytest.raises(ReplicaLostError, match="3 replicas were lost") as caught:
             await asyncio.wait_for(task, 2)
+        assert (caught.value.status, caught.value.code) == (503, "replica_lost")
         assert len(world.dispatcher.loads()) == 3, "the other replicas still live"
 
     run(test)

@@ -17,7 +17,6 @@ from sgray.protocol import (
     CacheEvent,
     Delta,
     EngineInfo,
-    ErrorInfo,
     Finish,
     Load,
     Request,
@@ -60,6 +59,7 @@ class Seen:
         self.events: list[CacheEvent] = []
         self.loads: list[Load] = []
         self.lost: list[str] = []
+        self.num_draining = 0
 
     def on_snapshot(self, hashes: list[int]) -> None:
         self.snapshots.append(hashes)
@@ -69,6 +69,9 @@ class Seen:
 
     def on_load(self, load: Load) -> None:
         self.loads.append(load)
+
+    def on_draining(self) -> None:
+        self.num_draining += 1
 
     def on_lost(self, reason: str) -> None:
         self.lost.append(reason)
@@ -369,7 +372,7 @@ def test_a_lost_replica_answers_every_stream_with_an_error_once() -> None:
 
 def test_a_draining_replica_refuses_new_requests_and_goes_on_with_the_old() -> None:
     async def test(pair: Pair) -> None:
-        link, _ = await pair.link()
+        link, seen = await pair.link()
         old: list[Delta] = []
         new: list[Delta] = []
         link.submit(Request("old", [1]), old.append)
@@ -378,9 +381,11 @@ def test_a_draining_replica_refuses_new_requests_and_goes_on_with_the_old() -> N
         link.submit(Request("new", [1]), new.append)
         await until(lambda: new)
         assert new[0].finish is not None
-        assert new[0].finish.error == ErrorInfo(
-            503, "overloaded_error", "the replica is shutting down", code="overloaded"
-        )
+        assert new[0].finish.error is not None
+        assert (new[0].finish.error.status, new[0].finish.error.code) == (503, "replica_draining")
+        assert seen.num_draining == 1
+        _, late = await pair.link()
+        await until(lambda: late.num_draining, "an ingress that comes now is told as well")
         assert pair.server.num_streams == 1
         pair.server.publish(report(Delta("old", [1], finish=Finish("length"))))
         await until(lambda: old)

@@ -240,6 +240,85 @@ def _enter(entries, task, place, row, position, partial, present, TASK_TOKENS: t
     tl.store(entry + 2, partial, mask=present)
 
 
+@triton.jit
+def _shared_tiles(units, num_units, BLOCK_U: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """Tiles of all shared units."""
+    u = tl.arange(0, BLOCK_U)
+    is_unit = u < tl.load(num_units)
+    begin, end = tl.load(units + u * 4 + 1, mask=is_unit, other=0), tl.load(units + u * 4 + 2, mask=is_unit, other=0)
+    return tl.sum(tl.cdiv(end - begin, TILE_KEYS))
+
+
+@triton.jit
+def _cut_shared(
+    units, num_units, tasks, bins, shared_parts, total, num_bins, BLOCK_U: tl.constexpr, TILE_KEYS: tl.constexpr
+):
+    """Writes the tasks of shared units and the bins that begin with them, and of each its first task and their number.
+
+    Returns the share of the bins that are left, the number of bins that are full, and the tiles behind those, and all
+    tasks, so far. A long unit has bins of its own, up to half as long again as others: those of one span then walk its
+    keys side by side and find them in the cache. Measured on an H200: 256 sequences over 8192 shared keys and 256 of
+    their own take 173 us instead of 192 with bins of equal length.
+    """
+    u = tl.arange(0, BLOCK_U)
+    is_unit = u < tl.load(num_units)
+    word = units + u * 4
+    slot, begin = tl.load(word, mask=is_unit, other=0), tl.load(word + 1, mask=is_unit, other=0)
+    end, tokens = tl.load(word + 2, mask=is_unit, other=0), tl.load(word + 3, mask=is_unit, other=0)
+    tiles = tl.cdiv(end - begin, TILE_KEYS)
+    share = tl.maximum(tl.cdiv(total, num_bins), 1)
+    whole = tl.where(tiles >= share, tl.cdiv(tiles, share + share // 2), 0)
+    whole = tl.where(tl.sum(whole) < num_bins, whole, 0)
+    length = tl.maximum(tl.cdiv(tiles, tl.maximum(whole, 1)), 1)
+    whole = tl.where(whole > 0, tl.cdiv(tiles, length), 0)
+    num_whole = tl.sum(whole)
+    whole_task = tl.cumsum(whole) - whole
+    for part in range(tl.max(whole)):
+        _cut(tasks, whole_task, part, whole, slot, begin, end, 0, tiles, length, tokens, TILE_KEYS)
+        tl.store(bins + whole_task + part, whole_task + part, mask=part < whole)
+    share = tl.maximum(tl.cdiv(total - tl.sum(tl.where(whole > 0, tiles, 0)), num_bins - num_whole), 1)
+    tiles = tl.where(whole > 0, 0, tiles)
+    at = tl.cumsum(tiles) - tiles
+    parts = tl.where(tiles > 0, (at + tiles - 1) // share - at // share + 1, 0)
+    task = num_whole + tl.cumsum(parts) - parts
+    for part in range(tl.max(parts)):
+        _cut(tasks, task, part, parts, slot, begin, end, at, tiles, share, tokens, TILE_KEYS)
+        _begin(bins + num_whole, task, part, parts, at, share)
+    tl.store(shared_parts + u * 2, tl.where(whole > 0, whole_task, task), mask=is_unit)
+    tl.store(shared_parts + u * 2 + 1, whole + parts, mask=is_unit)
+    tl.debug_barrier()  # other threads read them
+    return share, num_whole, tl.sum(tiles), num_whole + tl.sum(parts)
+
+
+@triton.jit
+def _enter_shared(
+    entries, paths, shared_parts, path_stride, has_path, first, low, tokens, most, partial, all_parts,
+    BLOCK_B: tl.constexpr, TASK_TOKENS: tl.constexpr, DEPTH: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """Writes the entries of each sequence's rows, the first of them `first`, in the tasks of its path."""
+    b = tl.arange(0, BLOCK_B)
+    done = tl.zeros([BLOCK_B], tl.int32)
+    for depth in tl.static_range(DEPTH):
+        word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
+        task = tl.load(shared_parts + word // PLACES * 2, mask=word >= 0, other=0)
+        parts = tl.load(shared_parts + word // PLACES * 2 + 1, mask=word >= 0, other=0)
+        for part in range(tl.max(parts)):
+            for index in range(most):
+                result = partial + index * all_parts + done + part
+                present = (part < parts) & (index < tokens)
+                _enter(
+                    entries,
+                    task + part,
+                    word % PLACES + index,
+                    first + index,
+                    low + index,
+                    result,
+                    present,
+                    TASK_TOKENS,
+                )
+        done += parts
+
+
 @triton.jit(do_not_specialize=["max_row_tokens", "window", "num_bins", "capacity", "path_stride"])
 def _plan(
     slots,
@@ -283,14 +362,8 @@ def _plan(
     own = tl.zeros([BLOCK_B], tl.int32)  # the first key that a sequence reads for itself
     total = 0
     if BLOCK_U > 0:
-        u = tl.arange(0, BLOCK_U)
-        is_unit = u < tl.load(num_units)
         has_path = (length > 0) & (tl.load(num_units) > 0)
-        unit = units + u * 4
-        unit_begin = tl.load(unit + 1, mask=is_unit, other=0)
-        unit_end = tl.load(unit + 2, mask=is_unit, other=0)
-        unit_tiles = tl.cdiv(unit_end - unit_begin, TILE_KEYS)
-        total += tl.sum(unit_tiles)
+        total += _shared_tiles(units, num_units, BLOCK_U, TILE_KEYS)
         for depth in tl.static_range(DEPTH):
             word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
             own = tl.maximum(own, tl.load(units + word // PLACES * 4 + 2, mask=word >= 0, other=0))
@@ -305,44 +378,13 @@ def _plan(
     past_partials = 0
     before = tl.zeros([BLOCK_B], tl.int32)  # parts of a sequence's path
     if BLOCK_U > 0:
-        unit_slot = tl.load(unit, mask=is_unit, other=0)
-        unit_tokens = tl.load(unit + 3, mask=is_unit, other=0)
-        # A long unit has bins of its own, up to half as long again as others: those of one span then walk its keys side
-        # by side and find them in the cache. Measured on an H200: 256 sequences over 8192 shared keys and 256 of their
-        # own take 173 us instead of 192 with bins of equal length.
-        whole_parts = tl.where(unit_tiles >= share, tl.cdiv(unit_tiles, share + share // 2), 0)
-        whole_parts = tl.where(tl.sum(whole_parts) < num_bins, whole_parts, 0)
-        part_tiles = tl.maximum(tl.cdiv(unit_tiles, tl.maximum(whole_parts, 1)), 1)
-        whole_parts = tl.where(whole_parts > 0, tl.cdiv(unit_tiles, part_tiles), 0)
-        whole_bins += tl.sum(whole_parts)
-        whole_bin = tl.cumsum(whole_parts) - whole_parts
-        for part in range(tl.max(whole_parts)):
-            _cut(
-                tasks, whole_bin, part, whole_parts, unit_slot, unit_begin, unit_end,
-                0, unit_tiles, part_tiles, unit_tokens, TILE_KEYS,
-            )  # fmt: skip
-            tl.store(bins + whole_bin + part, whole_bin + part, mask=part < whole_parts)
-        total -= tl.sum(tl.where(whole_parts > 0, unit_tiles, 0))
-        share = tl.maximum(tl.cdiv(total, num_bins - whole_bins), 1)
-        bins += whole_bins
-        unit_tiles = tl.where(whole_parts > 0, 0, unit_tiles)
-        unit_at = tl.cumsum(unit_tiles) - unit_tiles
-        unit_parts = tl.where(unit_tiles > 0, (unit_at + unit_tiles - 1) // share - unit_at // share + 1, 0)
-        unit_task = whole_bins + tl.cumsum(unit_parts) - unit_parts
-        for part in range(tl.max(unit_parts)):
-            _cut(
-                tasks, unit_task, part, unit_parts, unit_slot, unit_begin, unit_end,
-                unit_at, unit_tiles, share, unit_tokens, TILE_KEYS,
-            )  # fmt: skip
-            _begin(bins, unit_task, part, unit_parts, unit_at, share)
-        tl.store(shared_parts + u * 2, tl.where(whole_parts > 0, whole_bin, unit_task), mask=is_unit)
-        tl.store(shared_parts + u * 2 + 1, whole_parts + unit_parts, mask=is_unit)
-        past_tiles += tl.sum(unit_tiles)
-        past_tasks += whole_bins + tl.sum(unit_parts)
-        tl.debug_barrier()  # other threads read them
+        share, whole_bins, past_tiles, past_tasks = _cut_shared(
+            units, num_units, tasks, bins, shared_parts, total, num_bins, BLOCK_U, TILE_KEYS
+        )
         for depth in tl.static_range(DEPTH):
             word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
             before += tl.load(shared_parts + word // PLACES * 2 + 1, mask=word >= 0, other=0)
+        bins += whole_bins
     for chunk in range(0, max_row_tokens, TASK_TOKENS):
         origin, tiles, tokens = _units(start, length, chunk, own, window, TILE_KEYS, TASK_TOKENS, HAS_WINDOW)
         at = past_tiles + tl.cumsum(tiles) - tiles
@@ -362,19 +404,10 @@ def _plan(
                 present = (part < parts) & (index < tokens)
                 _enter(entries, task + part, index, first + chunk + index, low + index, result, present, TASK_TOKENS)
         if BLOCK_U > 0:
-            done = tl.zeros([BLOCK_B], tl.int32)
-            for depth in tl.static_range(DEPTH):
-                word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)
-                shared_task = tl.load(shared_parts + word // PLACES * 2, mask=word >= 0, other=0)
-                num_parts = tl.load(shared_parts + word // PLACES * 2 + 1, mask=word >= 0, other=0)
-                for part in range(tl.max(num_parts)):
-                    for index in range(most):
-                        _enter(
-                            entries, shared_task + part, word % PLACES + index, first + chunk + index, low + index,
-                            partial + index * all_parts + done + part, (part < num_parts) & (index < tokens),
-                            TASK_TOKENS,
-                        )  # fmt: skip
-                done += num_parts
+            _enter_shared(
+                entries, paths, shared_parts, path_stride, has_path, first + chunk, low, tokens, most,
+                partial, all_parts, BLOCK_B, TASK_TOKENS, DEPTH, PLACES,
+            )  # fmt: skip
         for index in range(most):
             listed = rows + (row + index) * 3
             tl.store(listed, first + chunk + index, mask=index < merged)
@@ -385,7 +418,7 @@ def _plan(
         past_rows += tl.sum(merged)
         past_partials += tl.sum(merged * all_parts)
     j = tl.arange(0, BLOCK_BINS)
-    tl.store(bins + j, past_tasks + j * 0, mask=(j >= tl.cdiv(total, share)) & (j <= num_bins - whole_bins))
+    tl.store(bins + j, past_tasks + j * 0, mask=(j >= tl.cdiv(past_tiles, share)) & (j <= num_bins - whole_bins))
     tl.store(num_rows, past_rows)
 
 
@@ -410,6 +443,37 @@ def _task(tasks, entries, index, r, GROUP: tl.constexpr, TOKENS: tl.constexpr):
 def _queries(query, row, head, d, is_number, row_stride, head_stride):
     place = row.to(tl.int64) * row_stride + head * head_stride
     return tl.load(query + place[:, None] + d[None, :], mask=is_number, other=0.0)
+
+
+@triton.jit
+def _weigh(scores, is_seen, largest, unit, softcap, HAS_SOFTCAP: tl.constexpr):
+    """Powers of two of the scores that are seen, below the largest so far, and that."""
+    if HAS_SOFTCAP:
+        scores = softcap * LOG2_E * (1 - 2 / (1 + tl.exp2(scores * unit)))  # tanh
+        scores = tl.where(is_seen, scores, -float("inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2(scores - larger[:, None])
+    else:  # scaled here, where it is one multiply-add with the subtraction
+        scores = tl.where(is_seen, scores, -float("inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1) * unit)
+        weights = tl.exp2(scores * unit - larger[:, None])
+    return weights, larger
+
+
+@triton.jit
+def _store(
+    out, partials, sums, sinks, place, result, head, d, largest, total, mixed, is_row, is_number, HEAD_DIM: tl.constexpr
+):
+    """Writes what a task found: for rows with other tasks to the partial results, for the others to the output."""
+    logs = tl.where(total > 0, largest + tl.log2(tl.where(total > 0, total, 1.0)), -float("inf"))
+    tl.store(sums + result, logs, mask=is_row & (result >= 0))
+    if sinks is not None:
+        anchor = tl.where(total > 0, largest, 0.0)
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        total += tl.where(result < 0, tl.exp2(sink - anchor), 0.0)
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(partials + result[:, None] * HEAD_DIM + d[None, :], mixed, mask=is_number & (result >= 0)[:, None])
+    tl.store(out + place[:, None] + d[None, :], mixed.to(out.dtype.element_ty), mask=is_number & (result < 0)[:, None])
 
 
 @triton.jit(do_not_specialize=["window", "table_stride"])
@@ -509,15 +573,7 @@ def _attend(
             is_seen = key[None, :] <= last[:, None]
             if HAS_WINDOW:
                 is_seen = is_seen & (key[None, :] > earliest[:, None])
-            if HAS_SOFTCAP:
-                scores = softcap * LOG2_E * (1 - 2 / (1 + tl.exp2(scores * unit)))  # tanh
-                scores = tl.where(is_seen, scores, -float("inf"))
-                larger = tl.maximum(largest, tl.max(scores, 1))
-                weights = tl.exp2(scores - larger[:, None])
-            else:  # scaled here, where it is one multiply-add with the subtraction
-                scores = tl.where(is_seen, scores, -float("inf"))
-                larger = tl.maximum(largest, tl.max(scores, 1) * unit)
-                weights = tl.exp2(scores * unit - larger[:, None])
+            weights, larger = _weigh(scores, is_seen, largest, unit, softcap, HAS_SOFTCAP)
             decay = tl.exp2(largest - larger)
             total = total * decay + tl.sum(weights, 1)
             if HAS_BOXES:
@@ -534,22 +590,7 @@ def _attend(
         page = _pages(table, begin, n, end - 1, PAGE, KEYS)
         is_next = (r < count * GROUP)[:, None] & (d < HEAD_DIM)[None, :]
         q = _queries(query, row, head, d, is_next, query_stride, query_head_stride)
-        tl.store(
-            sums + result,
-            tl.where(total > 0, largest + tl.log2(tl.where(total > 0, total, 1.0)), -float("inf")),
-            mask=is_row & (result >= 0),
-        )
-        if sinks is not None:
-            sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
-            anchor = tl.where(total > 0, largest, 0.0)
-            total += tl.where(result < 0, tl.exp2(sink - anchor), 0.0)
-        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
-        tl.store(partials + result[:, None] * HEAD_DIM + d[None, :], mixed, mask=is_number & (result >= 0)[:, None])
-        tl.store(
-            out + place[:, None] + d[None, :],
-            mixed.to(out.dtype.element_ty),
-            mask=is_number & (result < 0)[:, None],
-        )
+        _store(out, partials, sums, sinks, place, result, head, d, largest, total, mixed, is_row, is_number, HEAD_DIM)
 
 
 @triton.jit

@@ -142,29 +142,40 @@ def cluster(model_dir: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def deploy(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Mapping[str, Any]], Service]]:
-    """Deploy the service with these `serve` values, and other sections; it stays until other ones are asked for."""
-    running: list[dict[str, Any]] = []
+def deploy(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Service]]:
+    """Deploy the service with these `serve` and `schedule` values and sections; it stays until others are asked for.
+
+    With `in_place` it takes over from the one that runs.
+    """
+    running: list[Any] = []
     batches_dir = str(tmp_path_factory.mktemp("batches"))
 
-    def deployed(values: Mapping[str, Any], **sections: Mapping[str, Any]) -> Service:
-        wish = {**sections, "serve": dict(values)}
-        if running == [wish]:
+    def deployed(
+        values: Mapping[str, Any],
+        schedule: Mapping[str, Any] | None = None,
+        *,
+        in_place: bool = False,
+        **sections: Mapping[str, Any],
+    ) -> Service:
+        wanted_now = (dict(values), dict(schedule or {}), sections)
+        if running == [wanted_now]:
             return Service(cluster)
         if running:
             running.clear()
-            serve.delete(APP_NAME)
+            if not in_place:
+                serve.delete(APP_NAME)
         args = {
             # In bfloat16 a greedy choice between two near-equal logits may depend on what was cached.
             **sections,
             "model": {"dtype": "float32", **sections.get("model", {})},
             "memory": {"max_total_tokens": 16_384},
+            "schedule": dict(schedule or {}),
             "batches": {"batches_dir": batches_dir},
             "serve": {
                 "num_cpus_per_replica": 0.5,
                 "num_cpus_per_ingress": 0.1,
                 "health_check_period_s": 1.0,
-                "graceful_shutdown_timeout_s": 5.0,
+                "graceful_shutdown_timeout_s": 120.0,
                 **values,
             },
         }
@@ -173,7 +184,7 @@ def deploy(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         wanted = values.get("min_replicas", 1)
         if wanted:
             until(lambda: len(service.figures()["sgray:num_running_reqs"]) == wanted, "all replicas are linked", 30)
-        running.append(wish)
+        running.append(wanted_now)
         return service
 
     yield deployed

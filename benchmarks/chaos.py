@@ -1,0 +1,391 @@
+"""Everything that may go wrong with replicas, at random, under a closed loop of callers who check each answer.
+
+`python benchmarks/chaos.py --minutes 6 --seed 1` deploys the service with the default model on this machine, kills,
+stops and redeploys its engine replicas, hangs up on some calls, and prints one line of JSON. Its exit status is 0 if
+every finished answer is what it is undisturbed, nothing but 429 and 503 was refused, no stream broke, and no page or
+memory is lost. In float32, since in bfloat16 a greedy choice may depend on what is cached; and what is drawn is among
+few tokens, since in a whole vocabulary there are many borders for the last bits of a number to cross.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from sgray.config import DEFAULT_MODEL
+from sgray.launch_server import free_ports, has_haproxy, ray_defaults
+
+ROOT = Path(__file__).parents[1]
+Json = dict[str, Any]
+SCHEMA = {
+    "type": "object",
+    "properties": {"names": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 12}},
+    "required": ["names"],
+    "additionalProperties": False,
+}
+DECLARED = (429, 503)
+OLD_S = 45.0  # from this age on a process should not grow
+MAX_GROWTH_MIB = 150.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call whose undisturbed answer is known."""
+
+    name: str
+    path: str
+    body: Json
+
+
+@dataclass
+class Tally:
+    """What became of the calls and what was done to the service."""
+
+    equal: int = 0
+    left: int = 0
+    refused: Counter[int] = field(default_factory=Counter)
+    different: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    disturbances: Counter[str] = field(default_factory=Counter)
+    longest_s: float = 0.0
+
+
+def calls() -> list[Call]:
+    """Some of each kind, with answers of 20 to 100 tokens."""
+    found: list[Call] = []
+    for index in range(6):
+        length = 20 + 16 * index
+        chat = {"messages": [{"role": "user", "content": f"Tell me story number {index}."}], "max_tokens": length}
+        text = {"prompt": f"In the year {1900 + index} the", "max_tokens": length, "ignore_eos": True}
+        found += [
+            Call(f"chat {index}", "/v1/chat/completions", chat | {"temperature": 0, "ignore_eos": True}),
+            Call(f"text {index}", "/v1/completions", text | {"temperature": 0}),
+            Call(f"seeded {index}", "/v1/completions", text | {"temperature": 1, "top_k": 20, "seed": index, "n": 2}),
+            Call(f"penalised {index}", "/v1/completions", text | {"temperature": 0, "presence_penalty": 0.5}),
+        ]
+    form = {"type": "json_schema", "json_schema": {"name": "names", "schema": SCHEMA, "strict": True}}
+    body = {"messages": [{"role": "user", "content": "Names, as JSON."}], "max_tokens": 150, "temperature": 0}
+    return [*found, Call("json", "/v1/chat/completions", body | {"response_format": form})]
+
+
+class Refused(Exception):
+    """The call was answered by a status that is not 200."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Callers:
+    """Sessions that send one call after the other."""
+
+    def __init__(self, url: str, rng: random.Random, tally: Tally) -> None:
+        self._url = url
+        self._rng = rng
+        self._tally = tally
+        self._calls = calls()
+        self._expected: dict[str, str] = {}
+
+    async def learn(self) -> None:
+        """Get the answers that count, while nothing happens."""
+        async with self._client() as client:
+            for start in range(0, len(self._calls), 5):
+                some = self._calls[start : start + 5]
+                answers = await asyncio.gather(*(self._streamed(client, call, None) for call in some))
+                self._expected |= dict(zip([call.name for call in some], answers, strict=True))
+
+    async def session(self, until: float) -> None:
+        """Calls until the time has come."""
+        async with self._client() as client:
+            while time.monotonic() < until:
+                await self._one(client, self._rng.choice(self._calls))
+
+    async def _one(self, client: httpx.AsyncClient, call: Call) -> None:
+        tally, begin = self._tally, time.monotonic()
+        leave_after = self._rng.randrange(1, 20) if self._rng.random() < 0.15 else None
+        ask = self._streamed(client, call, leave_after) if self._rng.random() < 0.8 else self._whole(client, call)
+        try:
+            answer = await ask
+        except Refused as error:
+            tally.refused[error.status] += 1
+            if error.status not in DECLARED:
+                tally.failed.append(f"{call.name}: {error.status} {error}")
+            await asyncio.sleep(1)
+        except (httpx.HTTPError, RuntimeError) as error:
+            tally.failed.append(f"{call.name}: {type(error).__name__}: {error}")
+            await asyncio.sleep(1)
+        except _HungUp:
+            tally.left += 1
+        else:
+            tally.longest_s = max(tally.longest_s, time.monotonic() - begin)
+            if answer == self._expected[call.name]:
+                tally.equal += 1
+            else:
+                tally.different.append(f"{call.name}: {answer!r} instead of {self._expected[call.name]!r}")
+
+    async def _whole(self, client: httpx.AsyncClient, call: Call) -> str:
+        response = await client.post(self._url + call.path, json={"model": DEFAULT_MODEL} | call.body)
+        if response.status_code != 200:
+            raise Refused(response.status_code, response.text)
+        choices = response.json()["choices"]
+        told = {choice["index"]: [_text(choice), choice["finish_reason"]] for choice in choices}
+        return json.dumps(told, sort_keys=True)
+
+    async def _streamed(self, client: httpx.AsyncClient, call: Call, leave_after: int | None) -> str:
+        body = {"model": DEFAULT_MODEL, "stream": True} | call.body
+        told: dict[int, list[str | None]] = {}
+        num_events, is_done = 0, False
+        async with client.stream("POST", self._url + call.path, json=body) as response:
+            if response.status_code != 200:
+                raise Refused(response.status_code, (await response.aread()).decode())
+            async for line in response.aiter_lines():
+                is_done = is_done or line == "data: [DONE]"
+                if line.startswith("data: {"):
+                    _take(told, json.loads(line.removeprefix("data: ")))
+                    num_events += 1
+                if num_events == leave_after:
+                    raise _HungUp
+        if not is_done:
+            raise RuntimeError("the stream ended without [DONE]")
+        return json.dumps(told, sort_keys=True)
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(timeout=200)
+
+
+class _HungUp(Exception):
+    """This caller has left on purpose."""
+
+
+def _take(told: dict[int, list[str | None]], event: Json) -> None:
+    if "error" in event:
+        raise RuntimeError(json.dumps(event["error"]))
+    for choice in event["choices"]:
+        entry = told.setdefault(choice["index"], ["", None])
+        if entry[1] is not None:
+            raise RuntimeError("a choice went on after its end")
+        entry[0] = (entry[0] or "") + _text(choice)
+        entry[1] = choice["finish_reason"]
+
+
+def _text(choice: Json) -> str:
+    text: str = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
+    return text
+
+
+class Disturber:
+    """Does something to the replicas every now and then."""
+
+    def __init__(
+        self, rng: random.Random, tally: Tally, deploy: Callable[[int], Awaitable[None]], pause_s: float
+    ) -> None:
+        self._rng = rng
+        self._tally = tally
+        self._deploy = deploy
+        self._pause_s = pause_s
+        self._number = 0
+
+    async def run(self, until: float) -> None:
+        """Until the time has come; what was begun is brought to its end."""
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, self._rng.uniform(0.5, 1.5) * self._pause_s))
+            kind = self._rng.choice(["kill", "kill", "stop", "stop", "redeploy"])
+            if pids := replica_pids():
+                await self._disturb(kind, self._rng.choice(sorted(pids)))
+
+    async def _disturb(self, kind: str, pid: int) -> None:
+        self._tally.disturbances[kind] += 1
+        print(f"{time.strftime('%H:%M:%S')} {kind} {pid}", file=sys.stderr, flush=True)
+        with contextlib.suppress(ProcessLookupError):
+            if kind == "kill":
+                os.kill(pid, signal.SIGKILL)
+            elif kind == "stop":
+                os.kill(pid, signal.SIGSTOP)
+                await asyncio.sleep(self._rng.uniform(2, 14))
+                os.kill(pid, signal.SIGCONT)
+            else:
+                self._number += 1
+                await self._deploy(self._number)
+
+
+class Scales:
+    """Samples the memory of the service's processes."""
+
+    def __init__(self) -> None:
+        self._old: dict[int, tuple[str, float, float]] = {}  # kind, MiB when it became old, most MiB since
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.to_thread(self._sample)
+            await asyncio.sleep(3)
+
+    def growth(self) -> dict[str, float]:
+        """By kind, the most that one process has grown since it became old, in MiB."""
+        found: dict[str, float] = {}
+        for kind, first, most in self._old.values():
+            found[kind] = max(found.get(kind, 0.0), round(most - first, 1))
+        return found
+
+    def _sample(self) -> None:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                kind = _kind(process)
+                if kind is None or time.time() - process.create_time() < OLD_S:
+                    continue
+                mib = process.memory_info().rss / 2**20
+                _, first, most = self._old.get(process.pid, (kind, mib, mib))
+                self._old[process.pid] = (kind, first, max(most, mib))
+
+
+def _kind(process: psutil.Process) -> str | None:
+    line = " ".join(process.cmdline())
+    return next((kind for kind in ("Ingress", "LLMReplica") if f"ServeReplica:sgray:{kind}" in line), None)
+
+
+def replica_pids() -> list[int]:
+    """The engine replicas' processes."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if _kind(process) == "LLMReplica":
+                found.append(process.pid)
+    return found
+
+
+def leaked_pages(url: str) -> int:
+    """Tokens of memory that nobody has although nothing runs; raises TimeoutError if something always does."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError, KeyError):
+            figures = _figures(url)
+            names = ("sgray:num_running_reqs", "sgray:num_queue_reqs")
+            if figures[names[0]] and not any(value for name in names for value in figures[name].values()):
+                total, free = figures["sgray:max_total_num_tokens"], figures["sgray:kv_available_tokens"]
+                cached = figures["sgray:kv_evictable_tokens"]
+                return int(sum(total[name] - free[name] - cached[name] for name in total))
+        time.sleep(0.5)
+    raise TimeoutError("the service does not become idle")
+
+
+def _figures(url: str) -> dict[str, dict[str, float]]:
+    text = httpx.get(f"{url}/metrics", timeout=30).text
+    return {
+        family.name: {sample.labels["replica"]: sample.value for sample in family.samples}
+        for family in text_string_to_metric_families(text)
+        if family.samples and "replica" in family.samples[0].labels
+    }
+
+
+@contextlib.contextmanager
+def service(*, haproxy: bool, replicas: int) -> Iterator[tuple[str, Callable[[int], None]]]:
+    """The service on a Ray cluster of its own: its URL, and what deploys another configuration in its place."""
+    port = free_ports(1)[0]
+    with tempfile.TemporaryDirectory(prefix="sgray-ch-", ignore_cleanup_errors=True) as scratch:
+        os.environ.update(ray_defaults(Path(scratch), haproxy=haproxy))
+        os.environ.update(PYTHONPATH=str(ROOT), RAY_AUTH_MODE="disabled", RAY_SERVE_LOG_TO_STDERR="0")
+        os.environ.update(RAY_worker_niceness="0")  # whatever else runs here should not look like a wedge
+        import ray  # it reads the environment when it is imported
+        from ray import serve
+
+        from sgray.serve.build import APP_NAME, build
+
+        def deploy(number: int) -> None:
+            args = {
+                "model": {"dtype": "float32"},
+                "memory": {"max_total_tokens": 16_384},
+                "schedule": {"max_queued_requests": 1000 + number},
+                "batches": {"batches_dir": str(Path(scratch, "batches"))},
+                "serve": {
+                    "min_replicas": replicas,
+                    "max_replicas": replicas,
+                    "num_cpus_per_replica": 0.5,
+                    "num_cpus_per_ingress": 0.1,
+                    "health_check_period_s": 1.0,
+                    "graceful_shutdown_timeout_s": 60.0,
+                },
+            }
+            serve.run(build(args), name=APP_NAME, route_prefix="/")
+
+        ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=scratch)
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            deploy(0)
+            yield f"http://127.0.0.1:{port}", deploy
+        finally:
+            with contextlib.suppress(Exception):  # Serve's own end is not what is tried here
+                serve.shutdown()
+            ray.shutdown()
+
+
+async def run(url: str, deploy: Callable[[int], None], arguments: argparse.Namespace) -> Json:
+    """One run; the summary."""
+    rng, tally, scales = random.Random(arguments.seed), Tally(), Scales()
+    callers = Callers(url, random.Random(rng.random()), tally)
+    await callers.learn()
+    print("undisturbed answers are known", file=sys.stderr, flush=True)
+    sampling = asyncio.ensure_future(scales.run())
+    until = time.monotonic() + 60 * arguments.minutes
+    disturber = Disturber(rng, tally, lambda number: asyncio.to_thread(deploy, number), arguments.pause)
+    await asyncio.gather(disturber.run(until), *(callers.session(until) for _ in range(arguments.sessions)))
+    sampling.cancel()
+    return {
+        "minutes": arguments.minutes,
+        "seed": arguments.seed,
+        "sessions": arguments.sessions,
+        "disturbances": dict(tally.disturbances),
+        "equal": tally.equal,
+        "different": tally.different,
+        "left": tally.left,
+        "refused": dict(tally.refused),
+        "failed": tally.failed,
+        "longest_s": round(tally.longest_s, 1),
+        "leaked_tokens": await asyncio.to_thread(leaked_pages, url),
+        "growth_mib": scales.growth(),
+    }
+
+
+def is_good(summary: Json) -> bool:
+    """Whether nothing happened that may not happen."""
+    grows = max(summary["growth_mib"].values(), default=0.0) > MAX_GROWTH_MIB
+    return bool(summary["equal"]) and not (
+        summary["different"] or summary["failed"] or summary["leaked_tokens"] or grows
+    )
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sessions", type=int, default=6, help="callers at once (default: %(default)s)")
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--pause", type=float, default=20.0, help="mean seconds between two disturbances")
+    parser.add_argument("--no-haproxy", action="store_true", help="use Serve's Python proxy")
+    arguments = parser.parse_args()
+    haproxy = has_haproxy() and not arguments.no_haproxy
+    with contextlib.redirect_stdout(sys.stderr), service(haproxy=haproxy, replicas=arguments.replicas) as (url, deploy):
+        summary = asyncio.run(run(url, deploy, arguments))
+    print(json.dumps(summary))
+    return 0 if is_good(summary) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
