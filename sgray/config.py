@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -23,6 +24,15 @@ from sgray.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+
+# Keys that others have, and what there is for the same wish.
+NOT_HERE: Mapping[str, str] = MappingProxyType(
+    {
+        "parallel.dp_size": "copies of the model are replicas: set serve.min_replicas and serve.max_replicas, to one "
+        "number where num_replicas would say it",
+        "parallel.nnodes": "the ranks of a replica share a node, and Ray spreads replicas over all nodes",
+    }
+)
 
 _MAX_KEY_BYTES = 1024  # far more than any key has, and less than a header may have
 
@@ -87,7 +97,12 @@ class ModelConfig(Section):
 class ParallelConfig(Section):
     """How many ranks share one model."""
 
-    tp_size: int = Field(1, ge=1, description="Tensor parallel ranks a replica.")
+    tp_size: int = Field(
+        1,
+        ge=1,
+        description="Tensor parallel ranks a replica, all on one node: each holds its share of the weights and of the "
+        "key-value heads, on a GPU of its own or with its share of num_threads.",
+    )
 
 
 class MemoryConfig(Section):
@@ -244,7 +259,9 @@ class ServeConfig(Section):
         description="How the ingress picks a replica; sglang, ray_prefix and llmd_sticky are the rules of other "
         "projects, for comparison.",
     )
-    num_cpus_per_replica: float = Field(1.0, ge=0, description="Ray CPUs an engine replica reserves.")
+    num_cpus_per_replica: float = Field(
+        1.0, ge=0, description="Ray CPUs an engine replica reserves; with several ranks, for each of them."
+    )
     num_cpus_per_ingress: float = Field(0.1, ge=0, description="Ray CPUs an ingress replica reserves.")
 
     @model_validator(mode="after")
@@ -273,6 +290,11 @@ class Config(Section):
             return cls.model_validate(dict(values))
         except ValidationError as error:
             raise ConfigError(_explain(cls, error.errors())) from None
+
+    @property
+    def num_reserved_cpus(self) -> float:
+        """Ray CPUs that a replica reserves, for all of its ranks."""
+        return self.serve.num_cpus_per_replica * self.parallel.tp_size
 
     @property
     def model_name(self) -> str:
@@ -425,6 +447,9 @@ def _explain(root: type[Section], errors: Iterable[Any]) -> str:
     for item in errors:
         place, owner = _locate(root, item["loc"])
         if item["type"] == "extra_forbidden":
+            if place in NOT_HERE:
+                lines[place] = f"{place} is not available; {NOT_HERE[place]}"
+                continue
             near = difflib.get_close_matches(str(item["loc"][-1]), list(owner.model_fields), n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             allowed = ", ".join(sorted(owner.model_fields))

@@ -21,6 +21,7 @@ from sgray.models.decoder import Decoder
 from sgray.models.dummy import fill_dummy
 from sgray.models.loader import load_weights
 from sgray.models.spec import ModelSpec
+from sgray.parallel.comm import least
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,11 @@ def load_device_runner(
     model_dir: Path,
     placement: Placement,
     free_memory: Callable[[torch.device], int],
+    meet: Callable[[], None],
 ) -> tuple[DeviceRunner, KVPool]:
     """The model on its device, key-value memory, and a runner with its graphs captured. `config` is resolved.
+
+    `meet` waits until the other ranks have read their weights too; what follows they do together.
 
     Raises ConfigError that says what to change where memory is short.
     """
@@ -47,6 +51,7 @@ def load_device_runner(
             fill_dummy(model)
         else:
             load_weights(model, model_dir)
+        meet()
         begin = time.monotonic()
         runner, pool = _ready_runner(config, model, placement, free_memory)
         logger.info("ready %.1f s after the weights were loaded", time.monotonic() - begin)
@@ -60,11 +65,12 @@ def _ready_runner(
 ) -> tuple[DeviceRunner, KVPool]:
     spec, device = model.spec, placement.device
     assert isinstance(config.memory.page_size, int), "resolved"
-    shape = PoolShape(spec.num_layers, config.memory.page_size, spec.num_kv_heads, spec.head_dim, placement.dtype)
+    num_heads, num_kv_heads = spec.query_rule.held(placement.mesh), spec.kv_rule.held(placement.mesh)
+    shape = PoolShape(spec.num_layers, config.memory.page_size, num_kv_heads, spec.head_dim, placement.dtype)
     capacity = _capacity(config, spec)
     sizes = AttentionSizes(
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=spec.head_dim,
         max_sequences=capacity.max_sequences,
         max_tokens=capacity.max_tokens,
@@ -72,7 +78,8 @@ def _ready_runner(
     )
     # The largest step, on a pool of one page, makes the allocator take what such a step needs; it keeps that.
     DeviceRunner(model, KVPool(1, shape, device), capacity, sizes).try_largest()
-    num_pages = plan_num_pages(config.memory, shape, free_bytes=free_memory(device), is_cpu=device.type == "cpu")
+    free_bytes = least(placement.comm, free_memory(device), device)
+    num_pages = plan_num_pages(config.memory, shape, free_bytes=free_bytes, is_cpu=device.type == "cpu")
     logger.info("key-value memory: %d pages of %d tokens", num_pages, shape.page_size)
     pool = KVPool(num_pages, shape, device)
     runner = DeviceRunner(model, pool, capacity, sizes)

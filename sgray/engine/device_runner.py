@@ -162,6 +162,13 @@ class DeviceRunner:
         """Drops what is in flight."""
         self._flights.clear()
 
+    def fault(self) -> str | None:
+        """None: what can be lost here is lost in a step."""
+        return None
+
+    def close(self) -> None:
+        """Nothing runs elsewhere."""
+
     @torch.inference_mode()
     def _submit(self, plan: StepPlan) -> None:
         for told in plan.admissions:

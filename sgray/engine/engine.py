@@ -35,7 +35,7 @@ MIN_SAVED = 512
 class Engine:
     """One replica's engine. `failure` is what the last step died of, None once a later one has succeeded.
 
-    `is_lost`: no step will ever succeed again, a new process is needed. `grammars` compiles what requests bring; one is
+    `grammars` compiles what requests bring; one is
     made with the first grammar if none is given.
     """
 
@@ -51,7 +51,7 @@ class Engine:
         self.info = info
         self.limits = _limits(info, config, MIN_SAVED if executor.reads_shared else 0)
         self.failure: str | None = None
-        self.is_lost = False
+        self._fault: str | None = None
         self._executor = executor
         self._depth = 0 if config.schedule.disable_overlap else executor.depth
         self._failed_step = 0
@@ -96,6 +96,15 @@ class Engine:
         self._wake = wake
         if self._grammars is not None:
             self._grammars.wake = wake
+
+    @property
+    def fault(self) -> str | None:
+        """Why no step will ever succeed again, so that a new process is needed; None while one may."""
+        return self._fault or self._executor.fault()
+
+    def close(self) -> None:
+        """End what runs for this engine in other processes; it can do nothing more."""
+        self._executor.close()
 
     def prepare_grammars(self) -> None:
         """Do now what the first request with a grammar would have to wait for: seconds. For any thread, at the start.
@@ -229,7 +238,8 @@ class Engine:
     def _fail(self, error: Exception, step: int) -> None:
         """End the sequences of that step and of all later ones in flight."""
         self.failure = f"{type(error).__name__}: {error}"
-        self.is_lost = self.is_lost or isinstance(error, DeviceLostError)
+        if isinstance(error, DeviceLostError):
+            self._fault = self.failure
         told = error if isinstance(error, SgrayError) else EngineError("the engine failed in a step")
         self._failed_step = step
         self._scheduler.fail(told, step)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from sgray.config import Config, Hardware
+from sgray.engine.gang import Gang
 from sgray.engine.plan import Executor
 from sgray.engine.runner import ModelRunner
+from sgray.errors import ConfigError, EngineError
 from sgray.layers.backends.torch_sdpa import TorchBackend
 from sgray.layers.linear import Placement
 from sgray.layers.quant.unquantized import Unquantized
@@ -20,6 +23,7 @@ from sgray.models.dummy import fill_dummy
 from sgray.models.hub import resolve_model
 from sgray.models.loader import load_weights
 from sgray.models.spec import ModelSpec, served_spec
+from sgray.parallel.comm import Comm, SingleRank, least
 from sgray.parallel.mesh import Mesh
 from sgray.protocol import EngineInfo
 
@@ -38,25 +42,75 @@ def load_executor(config: Config) -> tuple[Executor, EngineInfo]:
     config = config.resolve(hardware)
     model_dir = resolve_model(config.model.model_path, revision=config.model.revision)
     spec = served_spec(model_dir, config)
-    device = torch.device(config.model.device)
+    _check_devices(config)
+    if config.parallel.tp_size == 1:
+        executor, pool = build_runner(config, spec, model_dir, Mesh(), SingleRank(), lambda: None)
+    else:
+        executor, pool = _load_gang(config, spec, model_dir)
+    return executor, _info(config, spec, model_dir, pool)
+
+
+def build_runner(
+    config: Config, spec: ModelSpec, model_dir: Path, mesh: Mesh, comm: Comm, meet: Callable[[], None]
+) -> tuple[Executor, KVPool]:
+    """What executes plans on one rank, with its part of the model, and its key-value memory. `config` is resolved.
+
+    `meet` returns when all ranks have called it: each has read its weights then, which takes them unequally long.
+    """
+    device = rank_device(config, mesh)
     if device.type == "cpu":
         assert isinstance(config.model.num_threads, int), "resolved"
-        torch.set_num_threads(config.model.num_threads)
-    placement = Placement(Mesh(), DTYPES[config.model.dtype], device)
+        torch.set_num_threads(max(1, config.model.num_threads // mesh.tp_size))
+    placement = Placement(mesh, DTYPES[config.model.dtype], device, comm)
     if device.type == "cuda":
         # Triton is needed from here on, and only here.
         from sgray.engine.device_load import load_device_runner
 
-        runner, pool = load_device_runner(config, spec, model_dir, placement, free_memory_bytes)
-        return runner, _info(config, spec, model_dir, pool)
+        return load_device_runner(config, spec, model_dir, placement, free_memory_bytes, meet)
     model = Decoder(spec, placement, Unquantized())
     if config.model.load_format == "dummy":
         fill_dummy(model)
     else:
         load_weights(model, model_dir)
+    meet()
     pool = _build_pool(config, spec, placement)
-    backend = TorchBackend(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.windows, placement.dtype)
-    return ModelRunner(model, pool, backend), _info(config, spec, model_dir, pool)
+    num_heads, num_kv_heads = spec.query_rule.held(mesh), spec.kv_rule.held(mesh)
+    backend = TorchBackend(num_heads, num_kv_heads, spec.head_dim, spec.windows, placement.dtype)
+    return ModelRunner(model, pool, backend), pool
+
+
+def rank_device(config: Config, mesh: Mesh) -> torch.device:
+    """Where a rank computes: of several GPUs that the process sees, the one of its number."""
+    kind = config.model.device
+    return torch.device(kind, mesh.tp_rank) if kind == "cuda" and mesh.tp_size > 1 else torch.device(kind)
+
+
+def _check_devices(config: Config) -> None:
+    """Raises ConfigError where a rank would have no GPU of its own."""
+    if config.model.device == "cuda" and torch.cuda.device_count() < config.parallel.tp_size:
+        raise ConfigError(
+            f"parallel.tp_size {config.parallel.tp_size} needs a GPU for each rank, and "
+            f"{torch.cuda.device_count()} can be seen here",
+            param="tp_size",
+        )
+
+
+def _load_gang(config: Config, spec: ModelSpec, model_dir: Path) -> tuple[Executor, KVPool]:
+    """This process as rank 0, and processes for the others, which read their parts at the same time."""
+    gang = Gang.start(config, model_dir)
+    try:
+        gang.meet()
+        mesh = Mesh(0, config.parallel.tp_size)
+        runner, pool = build_runner(config, spec, model_dir, mesh, gang.connect(rank_device(config, mesh)), gang.meet)
+        gang.lead(runner)
+        return gang, pool
+    except BaseException as error:
+        # What rank 0 can explain itself the others have met as well; other errors may be effects of what they met.
+        fault = None if isinstance(error, ConfigError) else gang.cause()
+        gang.close()
+        if fault is not None:
+            raise EngineError(f"the model could not be loaded: {fault}") from error
+        raise
 
 
 def measure_hardware() -> Hardware:
@@ -83,9 +137,15 @@ def free_memory_bytes(device: torch.device) -> int:
 
 def _build_pool(config: Config, spec: ModelSpec, placement: Placement) -> KVPool:
     assert isinstance(config.memory.page_size, int), "resolved"
-    shape = PoolShape(spec.num_layers, config.memory.page_size, spec.num_kv_heads, spec.head_dim, placement.dtype)
-    free_bytes = free_memory_bytes(placement.device)
-    num_pages = plan_num_pages(config.memory, shape, free_bytes=free_bytes, is_cpu=placement.device.type == "cpu")
+    mesh, num_kv_heads = placement.mesh, spec.kv_rule.held(placement.mesh)
+    shape = PoolShape(spec.num_layers, config.memory.page_size, num_kv_heads, spec.head_dim, placement.dtype)
+    num_pages = plan_num_pages(
+        config.memory,
+        shape,
+        free_bytes=least(placement.comm, free_memory_bytes(placement.device), placement.device),
+        is_cpu=True,
+        num_sharing=mesh.tp_size,
+    )
     logger.info("key-value memory: %d pages of %d tokens", num_pages, shape.page_size)
     return KVPool(num_pages, shape, placement.device)
 

@@ -104,12 +104,13 @@ class EngineLoop:
 
     def health(self) -> LoopHealth:
         """How the loop is doing; may be called from any thread while a step runs."""
+        fault = self._engine.fault
         return LoopHealth(
             busy=self._is_busy or bool(self._inbox),
             last_step_age_s=max(0.0, self._clock() - self._last_step),
             alive=self._thread.is_alive(),
-            error=self._error,
-            is_lost=self._engine.is_lost,
+            error=fault or self._error,
+            is_lost=fault is not None,
             slow_step_s=_slowest(self._times.copy()),
         )
 
@@ -121,6 +122,7 @@ class EngineLoop:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
         self._refuse_all()
+        self._engine.close()
 
     def _put(self, item: Item) -> None:
         with self._wake:

@@ -102,3 +102,9 @@ class Executor(Protocol):
 
     def reset(self) -> None:
         """Drop what is in flight: it will not be collected. New plans may follow. Must not raise."""
+
+    def fault(self) -> str | None:
+        """Why no step will ever succeed again, if so. May be called from any thread."""
+
+    def close(self) -> None:
+        """End what runs outside of this process. No plan follows. May be called twice."""

@@ -62,6 +62,13 @@ class ModelRunner:
         """Forgets results that were not collected."""
         self._results.clear()
 
+    def fault(self) -> str | None:
+        """None: what can be lost here is lost in a step."""
+        return None
+
+    def close(self) -> None:
+        """Nothing runs elsewhere."""
+
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> StepResult:
         """Fills the pool's pages and draws the tokens."""

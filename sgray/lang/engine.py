@@ -22,7 +22,6 @@ from sgray.lang.errors import UnavailableError
 from sgray.lang.local_backend import LocalEngine, LocalTransport
 from sgray.lang.native import NativeBackend
 from sgray.models.hub import resolve_model
-from sgray.models.spec import check_ranks
 from sgray.serve.openai.service import OpenAIService
 from sgray.text.token_ids import TextCodec, TokenIds
 from sgray.text.tokenizer import Tokenizer
@@ -45,7 +44,6 @@ class Engine:
     ) -> None:
         given = arguments if model_path is None else {**arguments, "model_path": model_path}
         self.config = engine_config(given)
-        check_ranks(self.config.parallel.tp_size)
         template = None if chat_template_name is None else get_chat_template(chat_template_name)
         self.tokenizer, engine = _load(self.config)
         self.loop = LoopThread("sgray-texts")

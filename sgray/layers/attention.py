@@ -117,14 +117,9 @@ class Attention:
         )
         self.layer = layer
         self.head_dim = shape.head_dim
-        self.num_heads = _held(shape.query_heads, placement)
-        self.num_kv_heads = _held(shape.kv_heads, placement)
+        self.num_heads = shape.query_heads.held(placement.mesh)
+        self.num_kv_heads = shape.kv_heads.held(placement.mesh)
         self.qk_norm: QueryKeyNorm | None = None
         if shape.qk_norm_eps is not None:
             counts = (self.num_heads, self.num_kv_heads)
             self.qk_norm = QueryKeyNorm(*counts, shape.head_dim, shape.qk_norm_eps, placement)
-
-
-def _held(heads: Split, placement: Placement) -> int:
-    start, stop = heads.part(placement.mesh, heads.units)
-    return stop - start

@@ -79,7 +79,10 @@ class KernelResidual:
 
     def add(self, linear: Linear, x: Tensor) -> None:
         product = _product(linear)
-        if product.is_small(self._num_rows):
+        if linear.is_summed:
+            self.value()
+            self._pending = linear(x)
+        elif product.is_small(self._num_rows):
             small_linear(x, product.small, self.value(), bias_O=product.bias, into_residual=True, pdl=self._has_pdl)
         else:
             self.value()
@@ -98,7 +101,7 @@ class KernelResidual:
     def scores(self, norm: RMSNorm, head: OutputHead, room_TV: Tensor | None = None) -> Tensor:
         product = _head_product(head)
         out = room_TV
-        if out is None:
+        if out is None or not head.is_whole:
             out = self._sum.new_empty(self._num_rows, product.weight.shape[0])
         x_TI = self._normed(norm)
         if product.is_small(self._num_rows):
@@ -109,7 +112,10 @@ class KernelResidual:
             torch.mm(x_TI, product.weight.T, out_dtype=torch.float32, out=out)
         else:
             torch.mm(x_TI.float(), product.weight.T.float(), out=out)
-        return out
+        if head.is_whole:
+            return out
+        whole = head.gather(out)
+        return whole if room_TV is None else room_TV.copy_(whole)
 
     def _normed(self, norm: RMSNorm) -> Tensor:
         out = self._sum.new_empty(self._sum.shape, dtype=self._dtype)

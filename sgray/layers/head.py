@@ -4,6 +4,8 @@ A product in bfloat16 rounds a score of 16 to 32 to the nearest eighth: enough t
 greedy answer that depends on them. So the scores that rounding could have put in the wrong order are computed again in
 float32, which costs a few rows of the matrix instead of all of it.
 
+Ranks share the vocabulary as they do in the embedding; each ends with the scores of all of it.
+
 Shape letters: R rows, I hidden size, V vocabulary.
 """
 
@@ -12,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sgray.layers.embedding import Embedding
 from sgray.layers.linear import LinearOp, Placement
 from sgray.layers.parameter import Parameter, Piece
 from sgray.layers.quant.unquantized import MakeProduct, matrix_product
-from sgray.parallel.mesh import Whole
+from sgray.parallel.mesh import Spread
 
 # So many of a row's best scores are exact. Rounding moves a score by one part in 512, so few can have changed places.
 NUM_EXACT = 8
@@ -40,11 +43,15 @@ class OutputHead:
         self._embedding = embedding
         self._make_product = make_product
         self._own: Parameter | None = None
+        rule = Spread()
         if not tied:
-            piece = Piece((vocab_size, hidden_size), Whole())
+            piece = Piece((vocab_size, hidden_size), rule)
             self._own = Parameter([piece], placement.mesh, placement.dtype, placement.device)
         self._product: LinearOp | None = None
         self._rows_VI: Tensor | None = None
+        self._comm = placement.comm
+        self._vocab_size = vocab_size
+        self._share = rule.share(placement.mesh, vocab_size)
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         """The matrix, if it has one."""
@@ -60,16 +67,29 @@ class OutputHead:
 
     @property
     def product(self) -> LinearOp:
-        """The product with the matrix."""
+        """The product with this rank's rows of the matrix."""
         assert self._product is not None, "finish() comes first"
         return self._product
 
     def __call__(self, x_RI: Tensor) -> Tensor:
         """Float32 scores (R, V) for float32 hidden states."""
         if self._rows_VI is None:
-            return self.product(x_RI)
+            return self.gather(self.product(x_RI))
         rounded = self.product(x_RI.to(self._rows_VI.dtype))
-        return _sharpen(rounded, x_RI, self._rows_VI)
+        return self.gather(_sharpen(rounded, x_RI, self._rows_VI))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has the rows of the whole vocabulary."""
+        return self._share == self._vocab_size
+
+    def gather(self, part_RV: Tensor) -> Tensor:
+        """The scores of the whole vocabulary, from each rank's own."""
+        if self.is_whole:
+            return part_RV
+        # Ranks hand in equally many, so the last ones add scores of ids that do not exist; these are cut off again.
+        padded_RV = F.pad(part_RV, (0, self._share - part_RV.shape[-1]))
+        return self._comm.all_gather(padded_RV)[:, : self._vocab_size].contiguous()
 
 
 def _sharpen(rounded_RV: Tensor, x_RI: Tensor, weight_VI: Tensor) -> Tensor:

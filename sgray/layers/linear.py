@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from sgray.layers.parameter import Parameter, Piece
+from sgray.parallel.comm import Comm, SingleRank
 from sgray.parallel.mesh import Mesh, ShardRule, Whole
 
 LinearOp = Callable[[Tensor], Tensor]
@@ -17,11 +18,12 @@ LinearOp = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a layer's tensors live: this rank, the computing type, the device."""
+    """Where a layer's tensors live: this rank, the computing type, the device, and the way to the other ranks."""
 
     mesh: Mesh
     dtype: torch.dtype
     device: torch.device
+    comm: Comm = field(default_factory=SingleRank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class LinearMethod(Protocol):
 class Linear:
     """y = x W^T + b for several outputs at once (fused projections), of which this rank holds its part.
 
-    `input_rule` cuts the inputs instead (then there is one whole output and the ranks' results are summed).
+    `input_rule` cuts the inputs instead: then there is one whole output, and a call gives the sum of the ranks'
+    results, while `op` gives this rank's alone.
     """
 
     def __init__(
@@ -67,6 +70,14 @@ class Linear:
         self._method = method
         self._parameters = method.parameters(weights, biases if bias else (), placement)
         self._op: LinearOp | None = None
+        self._mesh = placement.mesh
+        self._comm = placement.comm
+        self._is_summed = input_rule is not None and placement.mesh.tp_size > 1
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether other ranks have a part in the result."""
+        return self._is_summed
 
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         """What the checkpoint must fill."""
@@ -74,6 +85,8 @@ class Linear:
 
     def finish(self) -> None:
         """Call once, when every parameter is filled; gives up the tensors that the operation does not need."""
+        if self._is_summed and self._mesh.tp_rank > 0 and "bias" in self._parameters:
+            self._parameters["bias"].data.zero_()  # the first rank's is in the sum
         self._op = self._method.build(self._parameters)
         self._parameters = {}
 
@@ -84,4 +97,5 @@ class Linear:
         return self._op
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        return self.op(x_TI)
+        y_TO = self.op(x_TI)
+        return self._comm.all_reduce(y_TO) if self._is_summed else y_TO

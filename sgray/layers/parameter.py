@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,16 @@ class Piece:
     rule: ShardRule
 
 
+class Stored(Protocol):
+    """A checkpoint tensor that is still in its file: indexing reads what is asked for and nothing else."""
+
+    def get_shape(self) -> list[int]:
+        """Its whole shape."""
+        ...
+
+    def __getitem__(self, index: tuple[slice, ...]) -> Tensor: ...
+
+
 class Parameter:
     """The rank's parts of `pieces`, one below the other along dimension 0. Knows which pieces it still lacks."""
 
@@ -34,14 +45,19 @@ class Parameter:
         self.data = torch.empty((self._offsets[-1], *shapes[0][1:]), dtype=dtype, device=device)
         self._missing = set(range(len(shapes)))
 
-    def fill(self, index: int, value: Tensor) -> None:
-        """Copies this rank's part of piece `index`; raises ModelLoadError for a wrong shape or a second filling."""
+    def fill(self, index: int, value: Tensor | Stored) -> None:
+        """Copies this rank's part of piece `index`; raises ModelLoadError for a wrong shape or a second filling.
+
+        Of a tensor in a file no more than that part is read.
+        """
         piece, (start, stop) = self._pieces[index], self._parts[index]
-        if tuple(value.shape) != piece.shape:
-            raise ModelLoadError(f"shape {list(value.shape)} instead of {list(piece.shape)}")
+        shape = tuple(value.shape if isinstance(value, Tensor) else value.get_shape())
+        if shape != piece.shape:
+            raise ModelLoadError(f"shape {list(shape)} instead of {list(piece.shape)}")
         if index not in self._missing:
             raise ModelLoadError("the tensor is there twice")
-        part = value.narrow(piece.rule.dim, start, stop - start)
+        held = (*(slice(None),) * piece.rule.dim, slice(start, stop))
+        part = value[held]
         self.data[self._offsets[index] : self._offsets[index + 1]].copy_(part)
         self._missing.remove(index)
 

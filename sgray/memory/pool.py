@@ -59,8 +59,12 @@ class KVPool:
             self.pages[page].zero_()
 
 
-def plan_num_pages(memory: MemoryConfig, shape: PoolShape, *, free_bytes: int, is_cpu: bool) -> int:
+def plan_num_pages(
+    memory: MemoryConfig, shape: PoolShape, *, free_bytes: int, is_cpu: bool, num_sharing: int = 1
+) -> int:
     """How many pages the pool gets; `free_bytes` is what the device has left once the weights are loaded.
+
+    `num_sharing`: so many pools are made of that, and one page on the CPU is a page of each.
 
     Raises ConfigError when not even one page fits.
     """
@@ -73,7 +77,7 @@ def plan_num_pages(memory: MemoryConfig, shape: PoolShape, *, free_bytes: int, i
         return num_pages
     budget = free_bytes * memory.mem_fraction_static
     if is_cpu:
-        budget = min(budget, free_bytes * CPU_SHARE, CPU_MAX_BYTES)
+        budget = min(budget, free_bytes * CPU_SHARE, CPU_MAX_BYTES) / num_sharing
     if budget < shape.page_bytes:
         raise ConfigError(
             f"no memory for key-value pages: {free_bytes} bytes are free after loading the weights and one page needs "

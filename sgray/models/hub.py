@@ -72,6 +72,23 @@ def resolve_model(name: str, *, revision: str | None = None, progress: bool = Tr
         return _embedded_default(progress)
 
 
+def held_model(name: str, *, revision: str | None = None) -> Path | None:
+    """The directory of the model `name` if this machine has it already; nothing is fetched and nobody asked."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if _looks_local(name):
+        return None
+    if name == DEFAULT_MODEL:
+        found = _default_dir()
+    else:
+        try:
+            found = _snapshot(name, revision, progress=False, local_files_only=True)
+        except (HFValidationError, LocalEntryNotFoundError):
+            return None
+    return found if (found / gguf.CONFIG_FILE).is_file() else None
+
+
 def _looks_local(name: str) -> bool:
     return name.startswith((".", "~")) or Path(name).is_absolute()
 
@@ -163,7 +180,7 @@ def _first_line(error: BaseException) -> str:
 
 def _embedded_default(progress: bool) -> Path:
     """The converted default model, made if it is not there or damaged; one process makes it, others wait for it."""
-    target = cache_dir() / "models" / _CONVERTED_NAME
+    target = _default_dir()
     if _is_sealed(target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -171,6 +188,10 @@ def _embedded_default(progress: bool) -> Path:
         if not _is_sealed(target):
             _make_default(target, progress)
     return target
+
+
+def _default_dir() -> Path:
+    return cache_dir() / "models" / _CONVERTED_NAME
 
 
 def _make_default(target: Path, progress: bool) -> None:

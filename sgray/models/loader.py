@@ -1,6 +1,7 @@
 """Fills a decoder from safetensors files and proves that every parameter was filled exactly once.
 
-Tensors are read one at a time, so that loading needs little more memory than the model.
+Tensors are read one at a time, and of each the part that this rank holds, so that loading needs little more memory than
+the rank's share of the model.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from sgray.errors import ModelLoadError
-from sgray.layers.parameter import Parameter
+from sgray.layers.parameter import Parameter, Stored
 from sgray.models.decoder import Decoder
 from sgray.models.mapping import Mapping, Target
 
@@ -42,8 +42,8 @@ def load_weights(decoder: Decoder, model_dir: Path) -> None:
     decoder.finish()
 
 
-def read_tensors(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of everything in the checkpoint, in one file or in the shards of an index."""
+def read_tensors(model_dir: Path) -> Iterator[tuple[str, Stored]]:
+    """Everything in the checkpoint by name, not yet read, in one file or in the shards of an index."""
     if (model_dir / INDEX).exists():
         yield from _read_shards(model_dir)
     elif (model_dir / SINGLE).exists():
@@ -54,7 +54,7 @@ def read_tensors(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
         )
 
 
-def _read_shards(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
+def _read_shards(model_dir: Path) -> Iterator[tuple[str, Stored]]:
     shards = _read_index(model_dir / INDEX)
     if absent := sorted(file for file in shards if not (model_dir / file).is_file()):
         raise ModelLoadError(f"{model_dir} lacks {_listed(absent)}, named in {INDEX}")
@@ -76,7 +76,7 @@ def _read_index(path: Path) -> dict[str, list[str]]:
     return shards
 
 
-def _read_file(path: Path, names: list[str] | None) -> Iterator[tuple[str, Tensor]]:
+def _read_file(path: Path, names: list[str] | None) -> Iterator[tuple[str, Stored]]:
     """The tensors `names` of one file, or all of them."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -85,7 +85,7 @@ def _read_file(path: Path, names: list[str] | None) -> Iterator[tuple[str, Tenso
             if absent := [name for name in wanted if name not in held]:
                 raise ModelLoadError(f"{path} does not hold {_listed(absent)}, which {INDEX} says is there")
             for name in wanted:
-                yield name, file.get_tensor(name)
+                yield name, file.get_slice(name)
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(f"{path} is damaged or cut short: {error}") from None
 
@@ -95,7 +95,7 @@ def _is_needless(name: str, mapping: Mapping, decoder: Decoder) -> bool:
     return mapping.is_dropped(name) or (decoder.spec.is_tied and name == "lm_head.weight")
 
 
-def _fill(parameter: Parameter, target: Target, name: str, tensor: Tensor) -> None:
+def _fill(parameter: Parameter, target: Target, name: str, tensor: Stored) -> None:
     try:
         parameter.fill(target.piece, tensor)
     except ModelLoadError as error:

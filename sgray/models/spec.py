@@ -342,17 +342,8 @@ def served_spec(model_dir: Path, config: Config) -> ModelSpec:
     spec = ModelSpec.read(model_dir)
     tp_size, length = config.parallel.tp_size, config.model.context_length
     spec.check_parallel(tp_size)
-    check_ranks(tp_size)
     if length is None:
         return spec
     if length > spec.context_length:
         raise ConfigError(f"model.context_length {length} is above the model's own limit of {spec.context_length}")
     return spec.with_context_length(length)
-
-
-def check_ranks(tp_size: int) -> None:
-    """Raises ConfigError for what no model can have in this release."""
-    if tp_size > 1:
-        raise ConfigError(
-            f"parallel.tp_size {tp_size}: running on several ranks is not available yet; set it to 1", param="tp_size"
-        )

@@ -70,6 +70,11 @@ class Split:
             return None
         return f"{self.units} {self.what} cannot be shared evenly by {tp_size} ranks"
 
+    def held(self, mesh: Mesh) -> int:
+        """How many units the rank holds."""
+        start, stop = self.part(mesh, self.units)
+        return stop - start
+
     def part(self, mesh: Mesh, length: int) -> tuple[int, int]:
         assert length % self.units == 0, (length, self)
         unit = length // self.units
@@ -78,6 +83,24 @@ class Split:
             return first * unit, (first + 1) * unit
         each = self.units // mesh.tp_size * unit
         return mesh.tp_rank * each, (mesh.tp_rank + 1) * each
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Equal shares of a dimension of any length, but for the last ranks, which hold what is left."""
+
+    dim: int = 0
+
+    def problem(self, tp_size: int) -> str | None:
+        return None
+
+    def part(self, mesh: Mesh, length: int) -> tuple[int, int]:
+        each = self.share(mesh, length)
+        return min(mesh.tp_rank * each, length), min((mesh.tp_rank + 1) * each, length)
+
+    def share(self, mesh: Mesh, length: int) -> int:
+        """What every rank holds that is not among the last ones."""
+        return -(-length // mesh.tp_size)
 
 
 def check_rules(rules: list[ShardRule], tp_size: int) -> None:

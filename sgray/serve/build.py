@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,7 +13,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from sgray.config import Config, ServeConfig, environment_keys, num_ingresses
 from sgray.errors import ConfigError
-from sgray.models.spec import check_ranks, served_spec
+from sgray.models.hub import held_model
+from sgray.models.spec import served_spec
 from sgray.serve.autoscale import EngineSignals, replicas_for_ongoing_requests
 from sgray.serve.batches.batches import batches_directory
 from sgray.serve.ingress import Ingress
@@ -47,7 +47,7 @@ def _replica_options(config: Config) -> dict[str, Any]:
     options = config.serve
     return {
         "name": REPLICA_DEPLOYMENT,
-        "ray_actor_options": {"num_cpus": options.num_cpus_per_replica, "num_gpus": _num_gpus(config)},
+        "ray_actor_options": {"num_cpus": config.num_reserved_cpus, "num_gpus": _num_gpus(config)},
         "autoscaling_config": _autoscaling(options),
         "request_router_config": RequestRouterConfig(request_router_class=TableRouter),
         "max_ongoing_requests": NO_LIMIT,
@@ -98,8 +98,9 @@ def _num_gpus(config: Config) -> int:
     """GPUs that a replica reserves; a replica that reserves none sees none, and `auto` is the CPU there."""
     device = config.model.device
     if device == "auto":
-        has_gpu = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= config.parallel.tp_size
-        device = "cuda" if has_gpu else "cpu"
+        nodes = [node for node in ray.nodes() if node["Alive"]] if ray.is_initialized() else []
+        most = max((node["Resources"].get("GPU", 0) for node in nodes), default=0)  # all ranks share a node
+        device = "cuda" if most >= config.parallel.tp_size else "cpu"
     return config.parallel.tp_size if device == "cuda" else 0
 
 
@@ -123,9 +124,7 @@ def _check_batches(config: Config) -> None:
 def _check_model(config: Config) -> None:
     """What can be known about the model without fetching it, and that this release can serve it so."""
     name = config.model.model_path
-    path = Path(name).expanduser()
-    if path.is_dir():
+    if (path := held_model(name, revision=config.model.revision)) is not None:
         served_spec(path, config)
     elif name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"model.model_path: there is no directory {name!r}")
-    check_ranks(config.parallel.tp_size)

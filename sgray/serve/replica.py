@@ -107,7 +107,7 @@ class LLMReplica:
         if not health.alive:
             return "the engine's thread is dead"
         if health.is_lost:
-            return f"the device has failed: {health.error}"
+            return f"the engine can compute no more: {health.error}"
         if health.busy and health.last_step_age_s > self._patience_s(health.slow_step_s):
             return f"work is waiting and no step has ended for {health.last_step_age_s:.0f} s"
         return None
@@ -129,7 +129,7 @@ def _load(config: Config) -> Engine:
 
     if config.model.num_threads == "auto":
         share = (measure_hardware().num_threads - 1) // max(1, config.serve.min_replicas)
-        num_threads = max(1, share, int(config.serve.num_cpus_per_replica))
+        num_threads = max(1, share, int(config.num_reserved_cpus))
         config = config.model_copy(update={"model": config.model.model_copy(update={"num_threads": num_threads})})
     engine = Engine.load(config)
     try:

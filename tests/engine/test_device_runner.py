@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +14,19 @@ pytest.importorskip("triton", reason="Triton comes with the extra `dev` on Linux
 
 import interpreter
 import triton
+from thread_ranks import ThreadRanks
 from twins import make_twin, some_tokens
 
 from sgray.config import Config
 from sgray.engine.device_load import load_device_runner
 from sgray.engine.engine import Engine
 from sgray.engine.executor import load_executor, measure_hardware
-from sgray.engine.plan import StepPlan
+from sgray.engine.plan import Executor, StepPlan
 from sgray.kernels.span_attention.sharing import SharedUnits
 from sgray.layers.linear import Placement
-from sgray.models.spec import served_spec
+from sgray.memory.pool import KVPool
+from sgray.models.spec import ModelSpec, served_spec
+from sgray.parallel.comm import Comm
 from sgray.parallel.mesh import Mesh
 from sgray.protocol import Grammar, Request, SamplingParams, TokenLogprobs
 
@@ -46,7 +51,7 @@ def device_engine(model_dir: Path, **schedule: object) -> Engine:
     config = config_of(model_dir, disable_cuda_graph=DEVICE.type == "cpu", **schedule)
     spec = served_spec(model_dir, config)
     placement = Placement(Mesh(), torch.float32, DEVICE)
-    runner, pool = load_device_runner(config, spec, model_dir, placement, lambda _: 2**30)
+    runner, pool = load_device_runner(config, spec, model_dir, placement, lambda _: 2**30, lambda: None)
     info = load_executor(config)[1]
     assert info.num_pages == len(pool.pages)
     return Engine(runner, info, config)
@@ -85,6 +90,26 @@ def test_the_tokens_of_the_cpus_runner(tmp_path: Path, family: str) -> None:
     model_dir = make_twin(tmp_path, family, **SIZES)
     plain = Engine(*load_executor(config_of(model_dir)), config_of(model_dir))
     assert run(device_engine(model_dir), mixed_requests()) == run(plain, mixed_requests())
+
+
+def test_two_ranks_give_the_scores_of_the_cpus_runner(tmp_path: Path) -> None:
+    """Biases everywhere, a vocabulary that is odd, and one key-value head for both."""
+    model_dir = make_twin(tmp_path, **SIZES, attention_bias=True, mlp_bias=True)
+    asked = [greedy("asked", some_tokens(5), 2, logprobs=2, prompt_logprobs=1)]
+    ranks = ThreadRanks(config_of(model_dir, disable_cuda_graph=True), model_dir, 2, build_device_runner)
+    plain = Engine.load(config_of(model_dir))
+    with closing(ranks):
+        found = [scored(Engine(ranks, plain.info, config_of(model_dir)), asked), scored(plain, asked)]
+    for mine, wanted in zip(*found, strict=True):
+        assert mine.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+        assert [token for token, _ in mine.top] == [token for token, _ in wanted.top]
+
+
+def build_device_runner(
+    config: Config, spec: ModelSpec, model_dir: Path, mesh: Mesh, comm: Comm, meet: Callable[[], None]
+) -> tuple[Executor, KVPool]:
+    placement = Placement(mesh, torch.float32, DEVICE, comm)
+    return load_device_runner(config, spec, model_dir, placement, lambda _: 2**30, meet)
 
 
 def test_log_probabilities_of_answer_and_prompt_are_the_cpus(tmp_path: Path) -> None:

@@ -56,11 +56,6 @@ def test_ranks_that_do_not_fit_are_refused_before_loading_pub_125(tmp_path: Path
         Driver.load(tmp_path, parallel={"tp_size": tp_size})
 
 
-def test_ranks_that_fit_are_said_not_to_be_available(twin: Path) -> None:
-    with pytest.raises(ConfigError, match=r"tp_size 2: .*not available yet"):
-        Driver.load(twin, parallel={"tp_size": 2})
-
-
 def test_a_directory_that_does_not_exist_is_named_pub_124(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="nowhere"):
         load_executor(Config.parse({"model": {"model_path": str(tmp_path / "nowhere"), "device": "cpu"}}))

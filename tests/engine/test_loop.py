@@ -225,6 +225,18 @@ def test_a_lost_device_stays_in_health(
     assert client.loop.health().is_lost
 
 
+def test_what_is_lost_between_steps_is_in_health(client: Client) -> None:
+    client.executor.lost = "rank 1 was killed by signal 9"
+    health = client.loop.health()
+    assert (health.is_lost, health.error) == (True, "rank 1 was killed by signal 9")
+
+
+def test_a_loop_that_stops_closes_the_executor(client: Client) -> None:
+    assert not client.executor.is_closed
+    client.loop.stop()
+    assert client.executor.is_closed
+
+
 def test_a_fault_of_the_engine_itself_answers_everybody_and_does_not_end_the_loop(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

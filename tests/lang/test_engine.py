@@ -102,8 +102,6 @@ def test_arguments_are_checked_before_anything_is_loaded(tmp_path: Path) -> None
         sgl.Engine(mem_fraction=0.5)
     with pytest.raises(ConfigError, match="quantization is not available"):
         sgl.Engine(quantization="awq")
-    with pytest.raises(ConfigError, match="tp_size 2"):
-        sgl.Engine(tp=2)
     with pytest.raises(ConfigError, match="mem_fraction_static"):
         sgl.Engine(mem_fraction_static=3)
     with pytest.raises(ConfigError, match=r"no config\.json"):  # and not the arguments that ask for nothing

@@ -15,7 +15,7 @@ import pytest
 
 from sgray.config import DEFAULT_MODEL
 from sgray.errors import ModelLoadError
-from sgray.models.hub import DEFAULT_REPOSITORY, resolve_model
+from sgray.models.hub import DEFAULT_REPOSITORY, held_model, resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,6 +129,17 @@ def test_offline_a_cached_repository_is_found_but_an_unfinished_one_is_not(tmp_p
         (snapshot / "config.json").unlink()
         _, errors = resolve_elsewhere("sgray-tests/tiny", environment).communicate(timeout=60)
         assert "has no config.json" in errors
+
+
+def test_what_is_here_is_known_without_fetching(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert held_model(DEFAULT_MODEL) == held_model(str(model_dir)) == model_dir
+    for name in ("sgray-tests/nothing", "not/a/repository", "/no/such/model", "./no-such-model"):
+        assert held_model(name) is None
+    monkeypatch.setenv("SGRAY_CACHE", str(tmp_path))
+    assert held_model(DEFAULT_MODEL) is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_silent_hub_is_given_up_soon(tmp_path: Path) -> None:

@@ -7,11 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from steps import Driver
 from twins import edit_config, make_twin, reference_logprobs, some_tokens
 
 from sgray.errors import ModelLoadError
+from sgray.layers.linear import Placement
+from sgray.layers.quant.unquantized import Unquantized
+from sgray.models.decoder import Decoder
+from sgray.models.mapping import Mapping
+from sgray.models.spec import ModelSpec
+from sgray.parallel.mesh import Mesh
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -165,3 +172,28 @@ def test_half_precision_weights_are_converted(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / WEIGHTS)
     edit_weights(tmp_path, {name: tensor.bfloat16() for name, tensor in tensors.items()})
     assert_equal_to_transformers(edit_config(tmp_path, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("family, tp_size", [("llama", 2), ("qwen2", 2), ("mistral", 2), ("qwen3", 2)])
+def test_the_ranks_parts_are_cut_from_the_files_as_from_whole_tensors(
+    tmp_path: Path, family: str, tp_size: int
+) -> None:
+    make_twin(tmp_path, family)
+    whole = load_file(tmp_path / "model.safetensors")
+    spec, device = ModelSpec.read(tmp_path), torch.device("cpu")
+    mapping = Mapping(spec.family.rules, spec.num_layers)
+    for rank in range(tp_size):
+        placement = Placement(Mesh(rank, tp_size), torch.float32, device)
+        read, filled = (
+            dict(Decoder(spec, placement, Unquantized()).parameters()),
+            Decoder(spec, placement, Unquantized()),
+        )
+        with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+            for name, tensor in whole.items():
+                target = mapping.target(name)
+                assert target is not None
+                read[target.name].fill(target.piece, file.get_slice(name))
+                dict(filled.parameters())[target.name].fill(target.piece, tensor)
+        for name, parameter in filled.parameters():
+            assert parameter.missing() == []
+            assert torch.equal(read[name].data, parameter.data), name

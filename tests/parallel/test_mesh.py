@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from sgray.errors import ConfigError
-from sgray.parallel.mesh import Mesh, Split, Whole, check_rules
+from sgray.parallel.mesh import Mesh, Split, Spread, Whole, check_rules
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 3, 6])
@@ -50,3 +50,18 @@ def test_a_shared_unit_must_still_come_out_even() -> None:
     assert Split(3, "heads", shared=True).problem(6) is None
     assert Split(3, "heads", shared=True).problem(4) is not None
     assert Split(3, "heads").problem(6) is not None
+
+
+@pytest.mark.parametrize(("length", "tp_size"), [(49155, 4), (103, 2), (8, 4), (7, 1)])
+def test_a_spread_covers_any_length_in_shares_that_differ_at_the_end_alone(length: int, tp_size: int) -> None:
+    parts = [Spread().part(Mesh(rank, tp_size), length) for rank in range(tp_size)]
+    assert [start for start, _ in parts] == [0, *(stop for _, stop in parts)][:-1]
+    assert parts[-1][1] == length
+    share = Spread().share(Mesh(0, tp_size), length)
+    assert {stop - start for start, stop in parts[:-1]} <= {share}
+    assert 0 < parts[-1][1] - parts[-1][0] <= share
+
+
+def test_ranks_hold_whole_units() -> None:
+    assert [Split(9, "heads").held(Mesh(rank, 3)) for rank in range(3)] == [3, 3, 3]
+    assert [Split(2, "heads", shared=True).held(Mesh(rank, 4)) for rank in range(4)] == [1, 1, 1, 1]

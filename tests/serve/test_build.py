@@ -42,6 +42,8 @@ def deployments(args: dict[str, Any]) -> dict[str, Any]:
     [
         pytest.param({"modle": {}}, ["modle", "did you mean 'model'", "serve"], id="section"),
         pytest.param({"parallel": {"tensor_paralel_size": 1}}, ["parallel.tensor_paralel_size", "tp_size"], id="leaf"),
+        pytest.param({"parallel": {"dp_size": 2}}, ["parallel.dp_size", "serve.min_replicas", "num_replicas"], id="dp"),
+        pytest.param({"parallel": {"nnodes": 2}}, ["parallel.nnodes", "share a node"], id="nnodes"),
         pytest.param({"serve": {"num_replica": 2}}, ["serve.num_replica", "min_replicas"], id="replicas"),
         pytest.param({"serve": {"max_ongoing_requests": 2}}, ["serve.max_ongoing_requests", "Allowed"], id="ongoing"),
         pytest.param({"serve": {"min_replicas": 3, "max_replicas": 2}}, ["min_replicas (3)", "(2)"], id="order"),
@@ -62,6 +64,12 @@ def test_pub_132_wrong_values_are_refused_with_their_place(args: dict[str, Any],
 def test_ranks_that_cannot_share_the_heads_are_refused_before_anything_starts(model_dir: Path) -> None:
     with pytest.raises(ConfigError, match="7"):
         build({"model": {"model_path": str(model_dir)}, "parallel": {"tp_size": 7}})
+
+
+@pytest.mark.usefixtures("model_dir")
+def test_a_model_that_is_here_by_name_is_looked_at_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match=r"tp_size 2 does not fit.*9 query heads.*Sizes that fit: 1, 3"):
+        build({"parallel": {"tp_size": 2}})
 
 
 def test_an_empty_configuration_is_the_default_service() -> None:
@@ -113,11 +121,18 @@ def test_a_cuda_replica_reserves_its_gpu() -> None:
     assert deployments({"model": {"device": "cuda"}})["LLMReplica"].ray_actor_options["num_gpus"] == 1
 
 
+@pytest.mark.parametrize(("device", "num_gpus"), [("cuda", 3), ("cpu", 0)])
+def test_a_replica_reserves_what_all_of_its_ranks_need(device: str, num_gpus: int) -> None:
+    args = {"model": {"device": device}, "parallel": {"tp_size": 3}, "serve": {"num_cpus_per_replica": 0.5}}
+    options = deployments(args)["LLMReplica"].ray_actor_options
+    assert (options["num_cpus"], options["num_gpus"]) == (1.5, num_gpus)
+
+
 def test_streams_may_finish_for_longer_than_an_ordinary_generation_takes() -> None:
     assert deployments({})["LLMReplica"]._deployment_config.graceful_shutdown_timeout_s >= 300
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("serve*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("[st]*.yaml")), ids=lambda path: path.name)
 def test_every_shipped_configuration_is_accepted(path: Path) -> None:
     content = yaml.safe_load(path.read_text())
     schema = ServeDeploySchema.model_validate(content)

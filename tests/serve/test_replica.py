@@ -157,8 +157,8 @@ def test_a_replica_that_goes_away_hands_over_what_takes_too_long(model_dir: obje
 def test_a_replica_whose_device_has_failed_is_unhealthy(model_dir: object, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(replica: LLMReplica, dispatcher: Dispatcher) -> None:
         await replica.check_health()
-        monkeypatch.setattr(replica._engine_loop._engine, "is_lost", True)
-        with pytest.raises(RuntimeError, match="the device has failed"):
+        monkeypatch.setattr(replica._engine_loop._engine, "_fault", "it fell off the bus")
+        with pytest.raises(RuntimeError, match="can compute no more: it fell off the bus"):
             await replica.check_health()
 
     run(test)

@@ -81,6 +81,8 @@ class FakeExecutor:
         self.keep_plans = True
         self.bad_tokens: set[int] = set()  # a sequence that has one of them fails alone
         self.refuse = 0  # so many plans to come raise when they are submitted
+        self.lost: str | None = None  # set when everything is lost outside of a step
+        self.is_closed = False
         self.explode = 0  # so many steps to come raise when they are collected
 
     def submit(self, plan: StepPlan) -> None:
@@ -95,6 +97,12 @@ class FakeExecutor:
     def reset(self) -> None:
         while self.submitted:
             self.compute(self.submitted.popleft())  # a device does not stop for it
+
+    def fault(self) -> str | None:
+        return self.lost
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def collect(self) -> StepResult:
         result = self.compute(self.submitted.popleft())

@@ -149,16 +149,20 @@ def batches_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def deploy(cluster: str, batches_dir: str) -> Iterator[Callable[..., Service]]:
-    """Deploy the service with these `serve` and `schedule` values, which stays until somebody asks for other ones.
+    """Deploy the service with these `serve` and `schedule` values and sections; it stays until others are asked for.
 
     With `in_place` it takes over from the one that runs.
     """
     running: list[Any] = []
 
     def deployed(
-        values: Mapping[str, Any], schedule: Mapping[str, Any] | None = None, *, in_place: bool = False
+        values: Mapping[str, Any],
+        schedule: Mapping[str, Any] | None = None,
+        *,
+        in_place: bool = False,
+        **sections: Mapping[str, Any],
     ) -> Service:
-        wanted_now = (dict(values), dict(schedule or {}))
+        wanted_now = (dict(values), dict(schedule or {}), sections)
         if running == [wanted_now]:
             return Service(cluster)
         if running:
@@ -167,7 +171,8 @@ def deploy(cluster: str, batches_dir: str) -> Iterator[Callable[..., Service]]:
                 serve.delete(APP_NAME)
         args = {
             # In bfloat16 a greedy choice between two near-equal logits may depend on what was cached.
-            "model": {"dtype": "float32"},
+            **sections,
+            "model": {"dtype": "float32", **sections.get("model", {})},
             "memory": {"max_total_tokens": 16_384},
             "schedule": dict(schedule or {}),
             "batches": {"batches_dir": batches_dir},

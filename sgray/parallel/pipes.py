@@ -1,0 +1,47 @@
+"""Messages between processes of one machine over a pipe: four bytes of length, then the message.
+
+Knows nothing of what they say. A pipe holds a few, so that who sends need not wait for who reads.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+
+def send(pipe: int, message: bytes, limit_s: float) -> None:
+    """Writes a message into a pipe that does not block.
+
+    Raises TimeoutError where the pipe is full for `limit_s` seconds, and OSError where nobody will read it.
+    """
+    rest = memoryview(len(message).to_bytes(4, "little") + message)
+    due = 0.0
+    while rest:
+        try:
+            rest = rest[os.write(pipe, rest) :]
+            due = 0.0
+        except BlockingIOError:
+            due = due or time.monotonic() + limit_s
+            left_ms = (due - time.monotonic()) * 1000
+            poll = select.poll()
+            poll.register(pipe, select.POLLOUT)
+            if left_ms <= 0 or not poll.poll(left_ms):
+                raise TimeoutError(f"nothing was read for {limit_s:g} s") from None
+
+
+def receive(pipe: int) -> bytes | None:
+    """The next message, waited for; None when there will be none."""
+    head = _exactly(pipe, 4)
+    return None if head is None else _exactly(pipe, int.from_bytes(head, "little"))
+
+
+def _exactly(pipe: int, count: int) -> bytes | None:
+    parts: list[bytes] = []
+    while count:
+        part = os.read(pipe, count)
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
