@@ -55,12 +55,20 @@ class Replay:
     """An executor without a model: each step takes `step_s` from when the one before it ended, as on a device."""
 
     depth = 1
+    reads_shared = False
 
     def __init__(self, step_s: float, *, seed: int = 7) -> None:
         self._step_s = step_s
         self._tokens = random.Random(seed).choices(range(100, 49_000), k=4096)
         self._plans: deque[tuple[StepPlan, float]] = deque()
         self._ends = 0.0
+
+    def fault(self) -> str | None:
+        """Nothing breaks here."""
+        return None
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
     def submit(self, plan: StepPlan) -> None:
         """Begin a step."""

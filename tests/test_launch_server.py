@@ -125,7 +125,6 @@ def test_a_missing_model_is_told_before_anything_starts(capsys: pytest.CaptureFi
     ("flags", "told"),
     [
         (["--tp", "2"], "9 query heads cannot be shared evenly by 2 ranks"),
-        (["--tp", "3"], "not available yet"),
         (["--context-length", "100000"], "above the model's own limit of 8192"),
     ],
 )

@@ -75,7 +75,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
         self.num_sent = self.request.num_generated
-        self.is_retracted = self.num_sent > 0
+        self.is_retracted = self.is_retracted or self.num_sent > 0
         sampling = self.request.sampling
         if sampling.prompt_logprobs != NO_LOGPROBS:
             self.prompt_logprobs = [None] * min(max(1, sampling.prompt_logprobs_start), self.num_prompt)
