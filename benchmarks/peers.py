@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from sgray.bench.offline import warm_ups
 from sgray.bench.workloads import Workload, select
 
 Generate = Callable[[list[list[int]], int], list[int]]
@@ -74,7 +75,7 @@ ENGINES: Mapping[str, Callable[[str], Generate]] = {"sglang": open_sglang, "vllm
 def measure(generate: Generate, workloads: Mapping[str, Workload], seed: int = 0) -> dict[str, float]:
     """The best time of each workload in seconds, after a warm-up. ValueError if an answer has another length."""
     rng = random.Random(seed)
-    for warm in (Workload(64, 1, 0, 512, 16), Workload(1, 1, 0, 512, 16)):
+    for warm in warm_ups("cuda"):
         generate(warm.prompts(rng, VOCAB_SIZE), warm.output_len)
     found: dict[str, float] = {}
     for name, workload in workloads.items():

@@ -79,6 +79,8 @@ def follow() -> None:
     while raw := receive(0):
         decoder.decode(raw)
         times.append(time.monotonic_ns())
+        if len(times) == 1:
+            os.write(1, b"+")
     os.write(1, msgspec.msgpack.encode(times))
 
 
@@ -104,7 +106,7 @@ def by_pipe(encode: Callable[[], bytes], steps: int, gap_s: float) -> tuple[list
         pipe = child.stdin.fileno()
         os.set_blocking(pipe, False)
         send(pipe, encode(), 30.0)
-        time.sleep(1.0)  # it has begun by then, and the first plan is not counted
+        child.stdout.read(1)  # it has begun; the first plan is not counted
         begins, ends = [], []
         for _ in range(steps):
             begins.append(time.monotonic_ns())

@@ -108,7 +108,9 @@ class DeviceRunner:
         self._told: dict[int, Told] = {}
         self._flights: deque[Flight] = deque()
         captured = (
-            graph_sizes(capacity.max_graph, capacity.max_tokens, self._attention.max_short)
+            graph_sizes(
+                capacity.max_graph, capacity.max_tokens, self._attention.max_short, has_shared=self.reads_shared
+            )
             if capacity.max_graph
             else []
         )
@@ -123,11 +125,10 @@ class DeviceRunner:
     def try_largest(self) -> None:
         """Launches the largest step, without a sequence in it: all its memory is taken, all its kernels are there."""
         count, num_tokens = self._state.layout.max_sequences, self._state.layout.max_tokens
-        for max_short, is_shared in ((1, False), (1, True), (self._attention.max_short, True)):
+        for max_short in {1, self._attention.max_short}:
             num_short = min(num_tokens, count * max_short)
             for longest in (0, self._max_length):
-                size = StepSize(count, num_tokens, max_short, num_short, num_tokens, longest, is_shared)
-                self._launch_exactly(size)
+                self._launch_exactly(StepSize(count, num_tokens, max_short, num_short, num_tokens, longest))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -138,8 +139,8 @@ class DeviceRunner:
 
     @property
     def reads_shared(self) -> bool:
-        """Keys that sequences have in the same pages are read once, where that pays."""
-        return True
+        """Keys that sequences have in the same pages are read once, where that pays and a layer sees all keys."""
+        return None in self._model.spec.windows
 
     def submit(self, plan: StepPlan) -> None:
         """Queues one step; nothing here waits for the device. DeviceLostError if that has failed for good."""
@@ -184,6 +185,8 @@ class DeviceRunner:
 
     def _share(self, plan: StepPlan) -> SharedUnits:
         """What is read once for several sequences of a step: nothing where that would not pay for a decode."""
+        if not plan.shared:
+            return SharedUnits()
         shared = share(
             plan.shared,
             plan.slots,

@@ -35,8 +35,7 @@ MIN_SAVED = 512
 class Engine:
     """One replica's engine. `failure` is what the last step died of, None once a later one has succeeded.
 
-    `grammars` compiles what requests bring; one is
-    made with the first grammar if none is given.
+    `grammars` compiles what requests bring; one is made with the first grammar if none is given.
     """
 
     def __init__(

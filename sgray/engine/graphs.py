@@ -100,12 +100,13 @@ class StepGraphs:
         return graph
 
 
-def graph_sizes(max_sequences: int, max_tokens: int, max_short: int) -> list[StepSize]:
+def graph_sizes(max_sequences: int, max_tokens: int, max_short: int, *, has_shared: bool) -> list[StepSize]:
     """The sizes worth capturing for decodes of up to `max_sequences` and steps of up to `max_tokens`."""
     decodes = [*(count for count in DECODES if count < max_sequences), max_sequences]
+    shared = [count for count in decodes if count >= MIN_SHARED] if has_shared else []
     mixed = [(tokens, min(count, max_sequences)) for tokens, count in MIXED if tokens <= max_tokens]
     return [
         *(StepSize(count, count, max_short=1, num_short=count, num_long=0, longest=0) for count in decodes),
-        *(StepSize(count, count, 1, count, 0, longest=0, is_shared=True) for count in decodes if count >= MIN_SHARED),
+        *(StepSize(count, count, 1, count, 0, longest=0, is_shared=True) for count in shared),
         *(StepSize(count, tokens, max_short, tokens, tokens, longest=0, is_shared=True) for tokens, count in mixed),
     ]

@@ -65,8 +65,8 @@ class Limits:
 
     `max_queued` requests may wait beside those that find a slot, with `max_queued_tokens` tokens to compute.
     `mixed_prefill`: the most prompt tokens in a step that has a decoding sequence in it. `min_lookahead`: tokens of
-    output that each sequence must have room for when another one is let in. `min_saved`: how many keys
-    must not be read again for a plan to say that several of its sequences have them in the same pages; 0 for never.
+    output that each sequence must have room for when another one is let in. `min_saved`: how many keys must not be read
+    again for a plan to say that several of its sequences have them in the same pages; 0 for never.
     """
 
     token_budget: int

@@ -41,22 +41,20 @@ class Holds:
             ends.nodes[node] = None
             self._tree.hold(node)
         if len(ends.nodes) > MAX_ENDS:
-            self._let_go(ends, next(iter(ends.nodes)))
+            oldest = next(iter(ends.nodes))
+            del ends.nodes[oldest]
+            self._tree.unhold(oldest)
         if len(self._holders) > MAX_HOLDERS:
             self.drop(next(iter(self._holders)))
 
     def drop(self, holder: str) -> None:
         """The holder needs nothing any more; unknown ones are ignored."""
         ends = self._holders.pop(holder, None)
-        for node in list(ends.nodes) if ends is not None else ():
-            assert ends is not None
-            self._let_go(ends, node)
+        if ends is not None:
+            for node in ends.nodes:
+                self._tree.unhold(node)
 
     def drop_silent(self, since: float) -> None:
         """Drop the holders that were last heard of before `since`."""
         while self._holders and (oldest := next(iter(self._holders.items())))[1].heard < since:
             self.drop(oldest[0])
-
-    def _let_go(self, ends: _Ends, node: RadixNode) -> None:
-        del ends.nodes[node]
-        self._tree.unhold(node)

@@ -1,4 +1,4 @@
-"""What the ranks of one model tell each other: sums, gathered parts and copies of tensors.
+"""What the ranks of one model tell each other: sums and gathered parts of tensors.
 
 A group is an object and no state of the process, so one process may hold several. Knows neither layers nor plans. A
 single rank has the form without a group, whose every operation gives its argument back.
@@ -31,10 +31,6 @@ class Comm(Protocol):
         """(..., tp_size * N) from each rank's (..., N): the parts side by side, in the order of the ranks."""
         ...
 
-    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        """What `source` holds; may be `x` itself, overwritten."""
-        ...
-
 
 TIMEOUT_S = 8.0  # between the same call on two ranks, which are equally busy
 
@@ -46,9 +42,6 @@ class SingleRank:
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return x
-
-    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         return x
 
 
@@ -78,12 +71,6 @@ class GlooComm:
         self._group.allgather([parts], [x.contiguous()]).wait()
         return torch.cat(parts, dim=-1)
 
-    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        self._group.broadcast([x], options).wait()
-        return x
-
 
 class NcclComm:
     """Ranks with a GPU each, over NCCL. Operations are queued on the current stream and may be part of a CUDA graph."""
@@ -101,12 +88,6 @@ class NcclComm:
         parts = x.new_empty(self._size, *x.shape)
         self._group._allgather_base(parts, x.contiguous()).wait()
         return torch.cat(parts.unbind(0), dim=-1)
-
-    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        self._group.broadcast([x], options).wait()
-        return x
 
 
 def connect(mesh: Mesh, path: Path, device: torch.device) -> Comm:

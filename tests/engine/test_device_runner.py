@@ -21,6 +21,7 @@ from sgray.config import Config
 from sgray.engine.device_load import load_device_runner
 from sgray.engine.engine import Engine
 from sgray.engine.executor import load_executor, measure_hardware
+from sgray.engine.graphs import graph_sizes
 from sgray.engine.plan import Executor, StepPlan
 from sgray.kernels.span_attention.sharing import SharedUnits
 from sgray.layers.linear import Placement
@@ -150,6 +151,14 @@ def test_a_prefix_that_is_read_once_changes_no_token(tmp_path: Path, monkeypatch
         assert bool(shared) == bool(min_saved)
         assert not min_saved or {unit[1:3] for units in shared for unit in units} == {(0, 16)}
     assert found[1] == found[0]
+
+
+def test_where_no_layer_sees_all_keys_nothing_is_read_once(tmp_path: Path) -> None:
+    engine = device_engine(make_twin(tmp_path, "mistral", **SIZES, sliding_window=20))
+    assert not engine._executor.reads_shared
+    assert engine.limits.min_saved == 0
+    shared = [size for size in graph_sizes(64, 512, 16, has_shared=False) if size.is_decode and size.is_shared]
+    assert not shared
 
 
 def record_shared(engine: Engine) -> list[list[tuple[int, int, int, int]]]:

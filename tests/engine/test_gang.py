@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from grammars import Answer, asking, run
 from steps import Driver, Running
 from tokenizers import Tokenizer
 from twins import make_twin, some_tokens
+from waiting import until
 
 from sgray.config import Config
 from sgray.engine import ranks
@@ -62,13 +62,6 @@ def gang(twin: Path) -> Iterator[tuple[Engine, Gang]]:
     engine, executor = load(twin, 2)
     with closing(engine):
         yield engine, executor
-
-
-def eventually(holds: Callable[[], object], limit_s: float = 10.0) -> None:
-    due = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < due, "too late"
-        time.sleep(0.01)
 
 
 def is_running(process: int) -> bool:
@@ -134,12 +127,12 @@ def test_a_killed_rank_ends_the_gang(gang: tuple[Engine, Gang], is_busy: bool) -
             engine.step()
     os.kill(process, signal.SIGKILL)
     if not is_busy:
-        eventually(lambda: engine.fault)
+        until(lambda: engine.fault)
         engine.add(asking("cut", [6] * 9, None, 200))
     deltas = [delta for _ in range(300) if engine.has_work for delta in engine.step().deltas]
     [finish] = [delta.finish for delta in deltas if delta.finish is not None]
     assert finish.error is not None and finish.error.code == "device_lost"
-    eventually(lambda: engine.fault)
+    until(lambda: engine.fault)
     assert "rank 1 was killed by signal 9" in str(engine.fault)
     assert not is_running(process)
 
@@ -157,9 +150,9 @@ def test_a_rank_that_is_stuck_ends_the_gang(
         engine.add(asking("cut", [6] * 9, None, 200))
         [delta] = engine.step().deltas
         assert delta.finish is not None and delta.finish.error is not None
-    eventually(lambda: engine.fault)
+    until(lambda: engine.fault)
     assert "rank 1 has said nothing" in str(engine.fault)
-    eventually(lambda: not is_running(process))
+    until(lambda: not is_running(process))
 
 
 def test_a_loop_whose_gang_is_lost_says_so_while_it_is_idle_and_stops_clean(twin: Path) -> None:
@@ -168,7 +161,7 @@ def test_a_loop_whose_gang_is_lost_says_so_while_it_is_idle_and_stops_clean(twin
     loop.start()
     assert not loop.health().is_lost
     os.kill(executor.processes[0], signal.SIGKILL)
-    eventually(lambda: loop.health().is_lost)
+    until(lambda: loop.health().is_lost)
     assert "rank 1" in str(loop.health().error)
     loop.stop()
     assert not any(map(is_running, executor.processes))
@@ -183,7 +176,7 @@ def test_an_error_in_rank_0_is_the_end_of_all(gang: tuple[Engine, Gang], monkeyp
     [finish] = [delta.finish for delta in run(engine, [asking("a", [5] * 9, None, 3)])["a"].deltas]
     assert finish is not None and finish.error is not None
     assert engine.fault == "DeviceLostError: rank 0: MemoryError: no room"
-    eventually(lambda: not is_running(executor.processes[0]))
+    until(lambda: not is_running(executor.processes[0]))
 
 
 def test_closing_leaves_neither_process_nor_file(twin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +216,7 @@ from sgray.config import Config
 from sgray.engine.executor import load_executor
 executor, _ = load_executor(Config.parse({values!r}))
 print(*executor.processes, flush=True)
-time.sleep(60)
+time.sleep(60)  # until the test kills it
 """
 
 
@@ -235,4 +228,4 @@ def test_ranks_end_with_the_process_that_started_them(twin: Path) -> None:
         processes = [int(word) for word in parent.stdout.readline().split()]
         assert processes and all(map(is_running, processes))
         parent.kill()
-    eventually(lambda: not any(map(is_running, processes)), 5.0)
+    until(lambda: not any(map(is_running, processes)), 5.0)

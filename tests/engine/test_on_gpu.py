@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from tokenizers import Tokenizer
-from twins import make_twin, some_tokens
+from twins import GPU_SIZES, make_twin, some_tokens
 
 from sgray.config import DEFAULT_MODEL, Config
 from sgray.engine.engine import Engine
@@ -29,17 +29,7 @@ from sgray.models.hub import resolve_model
 from sgray.protocol import Grammar, Request, SamplingParams
 
 VOCAB = 4000
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 512,
-    "intermediate_size": 768,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-    "initializer_range": 0.05,
-}
+SIZES = GPU_SIZES | {"vocab_size": VOCAB}
 NUM_OUTPUT = 24
 DATE = Grammar("regex", "(19|20)[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])")
 TIE = 0.08  # nats between the two best; bfloat16 rounds scores of 16 to steps of 0.125

@@ -19,7 +19,7 @@ if torch.cuda.device_count() < 2:
     pytest.skip("fewer than two CUDA devices", allow_module_level=True)
 
 from grammars import run
-from twins import make_twin, some_tokens
+from twins import GPU_SIZES, make_twin, some_tokens
 
 from sgray.config import Config
 from sgray.engine.engine import Engine
@@ -28,18 +28,7 @@ from sgray.errors import ConfigError
 from sgray.protocol import Request, SamplingParams
 
 VOCAB = 4001  # odd: the last rank has fewer
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 512,
-    "intermediate_size": 768,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-    "initializer_range": 0.05,
-    "attention_bias": True,
-}
+SIZES = GPU_SIZES | {"vocab_size": VOCAB, "attention_bias": True}
 
 
 @pytest.fixture(scope="module")

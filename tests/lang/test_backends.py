@@ -6,9 +6,9 @@ The fourth way, a Serve handle, needs Ray and is asked in tests/serve/ray.
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
+from waiting import until
 
 import sgray as sgl
 from sgray.errors import ConfigError, InvalidRequestError, ModelNotFoundError
@@ -111,13 +111,6 @@ def test_a_cancelled_call_over_http_stops_in_the_engine(engine: sgl.Engine, endp
         until(lambda: running() == 1)
         state.cancel()
         until(lambda: running() == 0)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_backend_that_was_closed_opens_again(endpoint: sgl.RuntimeEndpoint) -> None:

@@ -8,19 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from waiting import until
 
 import sgray as sgl
 from sgray.lang.life import Life
 from sgray.lang.native import NativeBackend
 
 LONG = "A long beginning that all branches of this program share, word for word, so that it is computed once. " * 6
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Watched:

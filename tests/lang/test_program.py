@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from waiting import until
 
 import sgray as sgl
 from sgray.errors import InvalidRequestError
@@ -369,13 +370,6 @@ def test_a_cancelled_program_frees_the_engine(backend: sgl.Engine) -> None:
 
     asyncio.run(left())
     until(lambda: runs() == 0)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_an_error_of_the_function_stops_what_it_started(backend: sgl.Engine) -> None:

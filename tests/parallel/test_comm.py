@@ -38,12 +38,6 @@ def test_all_gather_lays_the_last_dimension_side_by_side(size: int) -> None:
     assert all(torch.equal(one, whole) for one in found)
 
 
-@pytest.mark.parametrize("source", [0, 1])
-def test_broadcast_gives_what_the_source_holds(source: int) -> None:
-    found = on_ranks(2, lambda comm, rank: comm.broadcast(torch.full((3,), rank), source))
-    assert [one.tolist() for one in found] == [[source] * 3] * 2
-
-
 def test_a_sum_of_halves_is_not_rounded_on_its_way() -> None:
     parts = [torch.tensor([256.0, 1.0], dtype=torch.bfloat16), torch.tensor([1.0, 2.0**-8], dtype=torch.bfloat16)]
     sums = on_ranks(2, lambda comm, rank: comm.all_reduce(parts[rank].clone()))
@@ -82,4 +76,3 @@ def test_a_single_rank_pays_nothing() -> None:
     comm: Comm = SingleRank()
     assert comm.all_reduce(x) is x
     assert comm.all_gather(x) is x
-    assert comm.broadcast(x) is x

@@ -64,10 +64,6 @@ class TurnComm:
         with self._turns.given_up():
             return self._comm.all_gather(x)
 
-    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        with self._turns.given_up():
-            return self._comm.broadcast(x, source)
-
 
 class ThreadRanks:
     """An executor of `size` ranks; a step's result is that of rank 0, and equal to all others."""

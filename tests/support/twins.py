@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,6 +31,21 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+
+
+# Of a twin that is wide enough for a GPU's kernels and has scores that lie apart.
+GPU_SIZES: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_size": 512,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.05,
+    }
+)
 
 
 def make_twin(directory: Path, family: str = "llama", *, seed: int = 0, **changes: Any) -> Path:

@@ -251,7 +251,7 @@ def _shared_tiles(units, num_units, BLOCK_U: tl.constexpr, TILE_KEYS: tl.constex
 
 @triton.jit
 def _cut_shared(
-    units, num_units, tasks, bins, shared_parts, total, num_bins, BLOCK_U: tl.constexpr, TILE_KEYS: tl.constexpr
+    units, num_units, tasks, bins, shared_parts, total, share, num_bins, BLOCK_U: tl.constexpr, TILE_KEYS: tl.constexpr
 ):
     """Writes the tasks of shared units and the bins that begin with them, and of each its first task and their number.
 
@@ -266,7 +266,6 @@ def _cut_shared(
     slot, begin = tl.load(word, mask=is_unit, other=0), tl.load(word + 1, mask=is_unit, other=0)
     end, tokens = tl.load(word + 2, mask=is_unit, other=0), tl.load(word + 3, mask=is_unit, other=0)
     tiles = tl.cdiv(end - begin, TILE_KEYS)
-    share = tl.maximum(tl.cdiv(total, num_bins), 1)
     whole = tl.where(tiles >= share, tl.cdiv(tiles, share + share // 2), 0)
     whole = tl.where(tl.sum(whole) < num_bins, whole, 0)
     length = tl.maximum(tl.cdiv(tiles, tl.maximum(whole, 1)), 1)
@@ -379,7 +378,7 @@ def _plan(
     before = tl.zeros([BLOCK_B], tl.int32)  # parts of a sequence's path
     if BLOCK_U > 0:
         share, whole_bins, past_tiles, past_tasks = _cut_shared(
-            units, num_units, tasks, bins, shared_parts, total, num_bins, BLOCK_U, TILE_KEYS
+            units, num_units, tasks, bins, shared_parts, total, share, num_bins, BLOCK_U, TILE_KEYS
         )
         for depth in tl.static_range(DEPTH):
             word = tl.load(paths + depth * path_stride + b, mask=has_path, other=-1)

@@ -26,15 +26,11 @@ MIN_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SharedUnits:
-    """What `SharedTables` says, on the host. `tiles_saved`: tiles that are not read again for each sequence.
-
-    `num_read`: how often tokens read units, each token counted once a unit.
-    """
+    """What `SharedTables` says, on the host. `tiles_saved`: tiles that are not read again for each sequence."""
 
     units: list[tuple[int, int, int, int]] = field(default_factory=list)
     paths: dict[int, list[int]] = field(default_factory=dict)
     tiles_saved: int = 0
-    num_read: int = 0
 
     def pays(self, starts: Sequence[int]) -> bool:
         """Whether a decode of sequences with so many keys is faster with these units than without any."""
@@ -55,6 +51,8 @@ def share(
 ) -> SharedUnits:
     """Units for the spans that at least two sequences with at most `tokens_per_task` tokens can read together.
 
+    Tokens read units `max_read` times at most, each token counted once a unit.
+
     A sequence reads at most MAX_DEPTH units, without a gap from its first position on: where a span cannot be shared,
     nothing behind it is. Once `max_units` or `max_read` are reached, the rest is left to the sequences.
     """
@@ -72,7 +70,7 @@ def share(
         for group in _groups(readers, lengths, widest):
             count = sum(lengths[index] for index in group)
             if len(units) == max_units or num_read + count > max_read:
-                return SharedUnits(units, paths, tiles_saved, num_read)
+                return SharedUnits(units, paths, tiles_saved)
             place = len(units) * MAX_PLACE
             for index in group:
                 paths.setdefault(index, []).append(place)
@@ -81,7 +79,7 @@ def share(
             units.append((slots[group[0]], begin, end, count))
             num_read += count
             tiles_saved += (len(group) - 1) * -(-(end - begin) // TILE)
-    return SharedUnits(units, paths, tiles_saved, num_read)
+    return SharedUnits(units, paths, tiles_saved)
 
 
 def _groups(readers: list[int], lengths: Sequence[int], widest: int) -> list[list[int]]:

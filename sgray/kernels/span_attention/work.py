@@ -105,8 +105,8 @@ class SpanWork:
     of slot, begin, end, number of entries. `entries`: (task, E, 3) of query row, that row's position, partial, which is
     -1 where the task is the row's only one. `rows`: (row, 3) of query row, first partial, number of partials, which are
     neighbours; rows with one task are not listed. `num_rows_1`: how many are. `parts`: (shared unit, 2) of first task,
-    number of tasks, for the planner alone. All int32. `partials`: (partial, H, D)
-    results of single tasks; `sums`: (partial, H) base-2 logarithms of their sums of exponentials; both float32.
+    number of tasks, for the planner alone. All int32. `partials`: (partial, H, D) results of single tasks; `sums`:
+    (partial, H) base-2 logarithms of their sums of exponentials; both float32.
     """
 
     limits: SpanLimits

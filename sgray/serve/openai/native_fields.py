@@ -208,14 +208,15 @@ def _whole(value: object, param: str, place: str, lowest: int, highest: int) -> 
 
 
 def _program(value: object, place: str) -> str:
-    name = checked_text("program_id", place, value)
-    if len(name) > MAX_RID_CHARS:
-        wrong_value("program_id", place, f"a name has at most {MAX_RID_CHARS} characters, this one {len(name)}.")
-    return name
+    return _name("program_id", place, value, 0)
 
 
 def _rid(value: object, place: str) -> str:
-    name = checked_text("rid", place, value)
-    if not 0 < len(name) <= MAX_RID_CHARS:
-        wrong_value("rid", place, f"a name has 1 to {MAX_RID_CHARS} characters, this one {len(name)}.")
+    return _name("rid", place, value, 1)
+
+
+def _name(param: str, place: str, value: object, fewest: int) -> str:
+    name = checked_text(param, place, value)
+    if not fewest <= len(name) <= MAX_RID_CHARS:
+        wrong_value(param, place, f"a name has {fewest} to {MAX_RID_CHARS} characters, this one {len(name)}.")
     return name

@@ -55,8 +55,10 @@ class LeastCost:
             return home
         hashes = question.hashes
         # Independent ingresses agree on the home of a cold prefix; a prompt without a page has that of its program.
-        other = program_key(question.program) if question.program else question.turn
-        page = hashes[min(depth, len(hashes) - 1)] if hashes else other
+        if hashes:
+            page = hashes[min(depth, len(hashes) - 1)]
+        else:
+            page = program_key(question.program) if question.program else question.turn
         return max(self._not_ahead(equal), key=lambda one: rendezvous(page, one.name))
 
     def cost(self, replica: ReplicaState, question: Question) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from waiting import until
 
 from sgray.errors import ConfigError
 from sgray.serve.build import build
@@ -51,13 +51,6 @@ def another_node() -> Iterator[None]:
 
 def num_nodes() -> int:
     return sum(node["Alive"] for node in ray.nodes())
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def test_several_ingresses_on_several_nodes_cannot_share_a_directory(
