@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="Triton comes with the extra `dev` on Linux
 
 import interpreter
 import triton
+from shared_units import record_shared
 from thread_ranks import ThreadRanks
 from twins import make_twin, some_tokens
 
@@ -22,8 +23,7 @@ from sgray.engine.device_load import load_device_runner
 from sgray.engine.engine import Engine
 from sgray.engine.executor import load_executor, measure_hardware
 from sgray.engine.graphs import graph_sizes
-from sgray.engine.plan import Executor, StepPlan
-from sgray.kernels.span_attention.sharing import SharedUnits
+from sgray.engine.plan import Executor
 from sgray.layers.linear import Placement
 from sgray.memory.pool import KVPool
 from sgray.models.spec import ModelSpec, served_spec
@@ -159,21 +159,6 @@ def test_where_no_layer_sees_all_keys_nothing_is_read_once(tmp_path: Path) -> No
     assert engine.limits.min_saved == 0
     shared = [size for size in graph_sizes(64, 512, 16, has_shared=False) if size.is_decode and size.is_shared]
     assert not shared
-
-
-def record_shared(engine: Engine) -> list[list[tuple[int, int, int, int]]]:
-    """The units of each step that has some, as they are uploaded."""
-    found: list[list[tuple[int, int, int, int]]] = []
-    state = engine._executor._state
-    upload = state.upload
-
-    def recorded(plan: StepPlan, shared: SharedUnits) -> None:
-        if shared.units:
-            found.append(shared.units)
-        upload(plan, shared)
-
-    state.upload = recorded
-    return found
 
 
 def masked(name: str, tokens: list[int], allowed: list[list[int]], **changes: object) -> tuple[Request, Scripted]:

@@ -210,8 +210,7 @@ def test_weights_that_are_missing_are_said_as_without_ranks(tmp_path: Path) -> N
 
 ORPHANS = """
 import sys, time
-from pathlib import Path
-sys.path[:0] = [{support!r}, {root!r}]
+sys.path.insert(0, {root!r})
 from sgray.config import Config
 from sgray.engine.executor import load_executor
 executor, _ = load_executor(Config.parse({values!r}))
@@ -222,7 +221,7 @@ time.sleep(60)  # until the test kills it
 
 def test_ranks_end_with_the_process_that_started_them(twin: Path) -> None:
     root = Path(__file__).parents[2]
-    script = ORPHANS.format(support="", root=str(root), values=config_of(twin, 3 - 1).model_dump())
+    script = ORPHANS.format(root=str(root), values=config_of(twin, 2).model_dump())
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         processes = [int(word) for word in parent.stdout.readline().split()]

@@ -17,14 +17,13 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+from shared_units import record_shared
 from tokenizers import Tokenizer
 from twins import GPU_SIZES, make_twin, some_tokens
 
 from sgray.config import DEFAULT_MODEL, Config
 from sgray.engine.engine import Engine
-from sgray.engine.plan import StepPlan
 from sgray.errors import SgrayError
-from sgray.kernels.span_attention.sharing import SharedUnits
 from sgray.models.hub import resolve_model
 from sgray.protocol import Grammar, Request, SamplingParams
 
@@ -141,29 +140,15 @@ def test_500_random_trees_read_once_give_the_same_tokens(
     for name, (min_saved, is_eager) in ways.items():
         monkeypatch.setattr("sgray.engine.engine.MIN_SAVED", min_saved)
         engine = engine_of(model_path, dtype, schedule={"disable_cuda_graph": is_eager})
-        units = count_units(engine)
+        shared = record_shared(engine)
         answers[name] = [run(engine, tree(seed)) for seed in range(100 if is_eager else 500)]
-        assert (sum(units) > 1000 * (1 - 0.9 * is_eager)) == bool(min_saved)
+        assert (sum(map(len, shared)) > 1000 * (1 - 0.9 * is_eager)) == bool(min_saved)
         del engine
         torch.cuda.empty_cache()
     wanted = answers.pop("each")
     for name, found in answers.items():
         wrong = [differing(one, other, tie) for one, other in zip(found, wanted, strict=False)]
         assert [entry for entry in wrong if entry] == [], name
-
-
-def count_units(engine: Engine) -> list[int]:
-    """How many shared units each step that is yet to come has."""
-    counts: list[int] = []
-    state = engine._executor._state
-    upload = state.upload
-
-    def counted(plan: StepPlan, shared: SharedUnits) -> None:
-        counts.append(len(shared.units))
-        upload(plan, shared)
-
-    state.upload = counted
-    return counts
 
 
 def test_seeded_draws_with_penalties_do_not_depend_on_how_the_engine_runs(model_path: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-if torch.cuda.device_count() < 2:
+if torch.cuda.device_count() < 2:  # NCCL wants a device for each rank; over gloo the same is tried on any machine
     pytest.skip("fewer than two CUDA devices", allow_module_level=True)
 
 from grammars import run
@@ -71,6 +71,7 @@ def test_two_gpus_give_the_tokens_of_one(model_dir: Path, schedule: dict[str, An
     )
 
 
+# From four ranks on, two key-value heads are on more than one rank each; and each rank wants a device.
 @pytest.mark.skipif(torch.cuda.device_count() < 4, reason="fewer than four CUDA devices")
 def test_four_gpus_share_two_key_value_heads(model_dir: Path) -> None:
     assert tokens_of(Engine.load(config_of(model_dir, 4))) == tokens_of(Engine.load(config_of(model_dir, 1)))
