@@ -1,9 +1,9 @@
 """Everything that may go wrong with replicas, at random, under a closed loop of callers who check each answer.
 
 `python benchmarks/chaos.py --minutes 6 --seed 1` deploys the service with the default model on this machine, kills,
-stops and redeploys its engine replicas, hangs up on some calls, and prints one line of JSON. Its exit status is 0 if
-every finished answer is what it is undisturbed, nothing but 429 and 503 was refused, no stream broke, and no page or
-memory is lost. In float32, since in bfloat16 a greedy choice may depend on what is cached; and what is drawn is among
+stops, redeploys and scales its engine replicas, hangs up on some calls, and prints one line of JSON. Its exit status is
+0 if every finished answer is what it is undisturbed, nothing but 429 and 503 was refused, no stream broke, and no page
+or memory is lost. In float32, since in bfloat16 a greedy choice may depend on what is cached; what is drawn is among
 few tokens, since in a whole vocabulary there are many borders for the last bits of a number to cross.
 """
 
@@ -79,6 +79,8 @@ def calls() -> list[Call]:
             Call(f"text {index}", "/v1/completions", text | {"temperature": 0}),
             Call(f"seeded {index}", "/v1/completions", text | {"temperature": 1, "top_k": 20, "seed": index, "n": 2}),
             Call(f"penalised {index}", "/v1/completions", text | {"temperature": 0, "presence_penalty": 0.5}),
+            Call(f"stopped {index}", "/v1/completions", text | {"temperature": 0, "stop": ["and s", "\n\n"]}),
+            Call(f"logprobs {index}", "/v1/completions", text | {"temperature": 0, "logprobs": 2}),
         ]
     form = {"type": "json_schema", "json_schema": {"name": "names", "schema": SCHEMA, "strict": True}}
     body = {"messages": [{"role": "user", "content": "Names, as JSON."}], "max_tokens": 150, "temperature": 0}
@@ -186,27 +188,35 @@ def _take(told: dict[int, list[str | None]], event: Json) -> None:
 
 
 def _text(choice: Json) -> str:
+    """What a choice adds to its answer, with the tokens that it has logprobs for."""
     text: str = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
-    return text
+    logprobs = choice.get("logprobs") or {}
+    return text + "".join(f"<{token}>" for token in logprobs.get("tokens", []))
 
 
 class Disturber:
     """Does something to the replicas every now and then."""
 
     def __init__(
-        self, rng: random.Random, tally: Tally, deploy: Callable[[int], Awaitable[None]], pause_s: float
+        self,
+        rng: random.Random,
+        tally: Tally,
+        deploy: Callable[[int, int], Awaitable[None]],
+        pause_s: float,
+        usual: int,
     ) -> None:
         self._rng = rng
         self._tally = tally
         self._deploy = deploy
         self._pause_s = pause_s
         self._number = 0
+        self._usual = usual
 
     async def run(self, until: float) -> None:
         """Until the time has come; what was begun is brought to its end."""
         while (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, self._rng.uniform(0.5, 1.5) * self._pause_s))
-            kind = self._rng.choice(["kill", "kill", "stop", "stop", "redeploy"])
+            kind = self._rng.choice(["kill", "kill", "stop", "stop", "redeploy", "scale"])
             if pids := replica_pids():
                 await self._disturb(kind, self._rng.choice(sorted(pids)))
 
@@ -220,9 +230,13 @@ class Disturber:
                 os.kill(pid, signal.SIGSTOP)
                 await asyncio.sleep(self._rng.uniform(2, 14))
                 os.kill(pid, signal.SIGCONT)
-            else:
+            elif kind == "redeploy":
                 self._number += 1
-                await self._deploy(self._number)
+                await self._deploy(self._number, self._usual)
+            else:  # up, then down to one, then as usual
+                for replicas in (3, 1, self._usual):
+                    await self._deploy(self._number, replicas)
+                    await asyncio.sleep(self._rng.uniform(0, 5))
 
 
 class Scales:
@@ -295,7 +309,7 @@ def _figures(url: str) -> dict[str, dict[str, float]]:
 
 
 @contextlib.contextmanager
-def service(*, haproxy: bool, replicas: int) -> Iterator[tuple[str, Callable[[int], None]]]:
+def service(*, haproxy: bool, replicas: int) -> Iterator[tuple[str, Callable[[int, int], None]]]:
     """The service on a Ray cluster of its own: its URL, and what deploys another configuration in its place."""
     port = free_ports(1)[0]
     with tempfile.TemporaryDirectory(prefix="sgray-ch-", ignore_cleanup_errors=True) as scratch:
@@ -307,7 +321,7 @@ def service(*, haproxy: bool, replicas: int) -> Iterator[tuple[str, Callable[[in
 
         from sgray.serve.build import APP_NAME, build
 
-        def deploy(number: int) -> None:
+        def deploy(number: int, replicas: int) -> None:
             args = {
                 "model": {"dtype": "float32"},
                 "memory": {"max_total_tokens": 16_384},
@@ -327,7 +341,7 @@ def service(*, haproxy: bool, replicas: int) -> Iterator[tuple[str, Callable[[in
         ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=scratch)
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
-            deploy(0)
+            deploy(0, replicas)
             yield f"http://127.0.0.1:{port}", deploy
         finally:
             with contextlib.suppress(Exception):  # Serve's own end is not what is tried here
@@ -335,7 +349,7 @@ def service(*, haproxy: bool, replicas: int) -> Iterator[tuple[str, Callable[[in
             ray.shutdown()
 
 
-async def run(url: str, deploy: Callable[[int], None], arguments: argparse.Namespace) -> Json:
+async def run(url: str, deploy: Callable[[int, int], None], arguments: argparse.Namespace) -> Json:
     """One run; the summary."""
     rng, tally, scales = random.Random(arguments.seed), Tally(), Scales()
     callers = Callers(url, random.Random(rng.random()), tally)
@@ -343,7 +357,11 @@ async def run(url: str, deploy: Callable[[int], None], arguments: argparse.Names
     print("undisturbed answers are known", file=sys.stderr, flush=True)
     sampling = asyncio.ensure_future(scales.run())
     until = time.monotonic() + 60 * arguments.minutes
-    disturber = Disturber(rng, tally, lambda number: asyncio.to_thread(deploy, number), arguments.pause)
+
+    async def redeploy(number: int, replicas: int) -> None:
+        await asyncio.to_thread(deploy, number, replicas)
+
+    disturber = Disturber(rng, tally, redeploy, arguments.pause, arguments.replicas)
     await asyncio.gather(disturber.run(until), *(callers.session(until) for _ in range(arguments.sessions)))
     sampling.cancel()
     return {
