@@ -131,7 +131,7 @@ class Callers:
                 tally.failed.append(f"{call.name}: {error.status} {error}")
             await asyncio.sleep(1)
         except (httpx.HTTPError, RuntimeError) as error:
-            tally.failed.append(f"{call.name}: {type(error).__name__}: {error}")
+            tally.failed.append(f"{time.strftime('%H:%M:%S')} {call.name}: {type(error).__name__}: {error}")
             await asyncio.sleep(1)
         except _HungUp:
             tally.left += 1
@@ -147,12 +147,12 @@ class Callers:
         if response.status_code != 200:
             raise Refused(response.status_code, response.text)
         choices = response.json()["choices"]
-        told = {choice["index"]: [_text(choice), choice["finish_reason"]] for choice in choices}
+        told = {choice["index"]: [_text(choice), _tokens(choice), choice["finish_reason"]] for choice in choices}
         return json.dumps(told, sort_keys=True)
 
     async def _streamed(self, client: httpx.AsyncClient, call: Call, leave_after: int | None) -> str:
         body = {"model": DEFAULT_MODEL, "stream": True} | call.body
-        told: dict[int, list[str | None]] = {}
+        told: dict[int, list[Any]] = {}
         num_events, is_done = 0, False
         async with client.stream("POST", self._url + call.path, json=body) as response:
             if response.status_code != 200:
@@ -176,22 +176,24 @@ class _HungUp(Exception):
     """This caller has left on purpose."""
 
 
-def _take(told: dict[int, list[str | None]], event: Json) -> None:
+def _take(told: dict[int, list[Any]], event: Json) -> None:
     if "error" in event:
         raise RuntimeError(json.dumps(event["error"]))
     for choice in event["choices"]:
-        entry = told.setdefault(choice["index"], ["", None])
-        if entry[1] is not None:
+        text, tokens, end = told.get(choice["index"], ["", "", None])
+        if end is not None:
             raise RuntimeError("a choice went on after its end")
-        entry[0] = (entry[0] or "") + _text(choice)
-        entry[1] = choice["finish_reason"]
+        told[choice["index"]] = [text + _text(choice), tokens + _tokens(choice), choice["finish_reason"]]
 
 
 def _text(choice: Json) -> str:
-    """What a choice adds to its answer, with the tokens that it has logprobs for."""
     text: str = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
-    logprobs = choice.get("logprobs") or {}
-    return text + "".join(f"<{token}>" for token in logprobs.get("tokens", []))
+    return text
+
+
+def _tokens(choice: Json) -> str:
+    """The tokens that come with logprobs."""
+    return "|".join(["", *(choice.get("logprobs") or {}).get("tokens", [])])
 
 
 class Disturber:

@@ -106,6 +106,7 @@ def ray_defaults(scratch: Path, *, haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(REPLICA_PORTS[0]),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(REPLICA_PORTS[1]),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "1800",
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # an ingress may end while a call is on its way
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),
