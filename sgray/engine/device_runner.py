@@ -128,7 +128,9 @@ class DeviceRunner:
         for max_short in {1, self._attention.max_short}:
             num_short = min(num_tokens, count * max_short)
             for longest in (0, self._max_length):
-                self._launch_exactly(StepSize(count, num_tokens, max_short, num_short, num_tokens, longest))
+                size = StepSize(count, num_tokens, max_short, num_short, num_tokens, longest)
+                self._launch_exactly(size)
+                self._launch_exactly(size, keeps_all=True)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -199,15 +201,16 @@ class DeviceRunner:
         return shared if not is_decode or shared.pays(plan.starts) else SharedUnits()
 
     def _run(self, plan: StepPlan, *, is_shared: bool) -> Residual | None:
-        """The step by its graph. Where there is none or prompts are scored, by single kernels: all hidden states."""
+        """The step by its graph, or by single kernels where there is none; all hidden states if prompts are scored."""
         count, num_tokens = len(plan.slots), len(plan.tokens)
-        if all(self._told[slot].prompt_logprobs == NO_LOGPROBS for slot in plan.slots):
-            is_decode = num_tokens == count
-            size = self._graphs.fitting(count, num_tokens, is_decode=is_decode, is_shared=is_shared)
-            if size is not None:
-                self._graphs.replay(size)
-                return None
-        return self._launch_exactly(self._exact_size(plan, is_shared=is_shared))
+        if any(self._told[slot].prompt_logprobs != NO_LOGPROBS for slot in plan.slots):
+            return self._launch_exactly(self._exact_size(plan, is_shared=is_shared), keeps_all=True)
+        size = self._graphs.fitting(count, num_tokens, is_decode=num_tokens == count, is_shared=is_shared)
+        if size is not None:
+            self._graphs.replay(size)
+        else:
+            self._launch_exactly(self._exact_size(plan, is_shared=is_shared))
+        return None
 
     def _exact_size(self, plan: StepPlan, *, is_shared: bool) -> StepSize:
         max_short = 1 if len(plan.tokens) == len(plan.slots) else self._attention.max_short
@@ -217,12 +220,12 @@ class DeviceRunner:
         num_long = num_tokens - num_short
         return StepSize(len(plan.slots), num_tokens, max_short, num_short, num_long, longest, is_shared)
 
-    def _launch_exactly(self, size: StepSize) -> Residual:
+    def _launch_exactly(self, size: StepSize, *, keeps_all: bool = False) -> Residual:
         """A step of any size; planned as for the most sequences, so that no size needs kernels of its own."""
-        return self._launch(size, self._state.layout.max_sequences)
+        return self._launch(size, self._state.layout.max_sequences, keeps_all=keeps_all)
 
-    def _launch(self, size: StepSize, max_planned: int | None = None) -> Residual:
-        """Queues every kernel of a step whose words lie on the device; its hidden states."""
+    def _launch(self, size: StepSize, max_planned: int | None = None, *, keeps_all: bool = False) -> Residual:
+        """Queues every kernel of a step whose words lie on the device; the hidden states of its last rows, or all."""
         state, pdl = self._state, self._has_pdl
         rows = state.rows.first(size.num_tokens, size.num_sequences)
         batch = state.layout.tables(state.words, max_planned or size.num_sequences)
@@ -235,8 +238,9 @@ class DeviceRunner:
             page_size=self._pool.shape.page_size,
             pdl=pdl,
         )
-        hidden = self._model.run(rows.tokens_T, self._attention.plan(rows, batch, size))
-        last = hidden if size.is_decode else hidden.take(rows.last_rows_B)
+        asked_R = None if size.is_decode or keeps_all else rows.last_rows_B
+        hidden = self._model.run(rows.tokens_T, self._attention.plan(rows, batch, size), asked_R)
+        last = hidden.take(rows.last_rows_B) if keeps_all and not size.is_decode else hidden
         logits_BV = self._model.logits(last, state.logits_BV[: size.num_sequences])
         drawn_B = state.drawn_B[: size.num_sequences]
         masks_BW = state.masks_BW[: size.num_sequences]

@@ -76,9 +76,21 @@ class ModelRunner:
         if not plan.slots:
             return StepResult(plan.step, [], [], [])
         batch = build_batch(plan, tokens, [self._slots[slot].pages for slot in plan.slots], self._pool)
-        hidden = self._model.run(batch.tokens, self._context(batch))
+        sampling = [span.row + span.length - 1 for span, draws in zip(batch.spans, plan.samples, strict=True) if draws]
+        rows = torch.tensor(sampling, dtype=torch.int64, device=batch.tokens.device)
+        if len(sampling) == len(batch.tokens):
+            hidden = drawn = self._model.run(batch.tokens, self._context(batch))
+        elif self._scores_prompts(plan):
+            hidden = self._model.run(batch.tokens, self._context(batch))
+            drawn = hidden.take(rows)
+        else:
+            hidden = drawn = self._model.run(batch.tokens, self._context(batch), rows)
         prompt_logprobs = [self._prompt_logprobs(plan, index, batch, hidden) for index in range(len(plan.slots))]
-        return self._answer(plan, self._sample(plan, batch, hidden), prompt_logprobs)
+        return self._answer(plan, self._sample(plan, batch, drawn), prompt_logprobs)
+
+    def _scores_prompts(self, plan: StepPlan) -> bool:
+        """Whether a sequence asks for more than its last row."""
+        return any(self._slots[slot].admission.sampling.prompt_logprobs != NO_LOGPROBS for slot in plan.slots)
 
     def _prepare(self, plan: StepPlan) -> list[int]:
         """Admissions, copies, new pages, the tokens that the sequences have grown by; the step's tokens, all known."""
@@ -121,7 +133,7 @@ class ModelRunner:
         )
 
     def _sample(self, plan: StepPlan, batch: Batch, hidden: Residual) -> Sampled:
-        """Tokens of the sequences that sample, in batch order."""
+        """Tokens of the sequences that sample, in batch order, from their rows of hidden states."""
         sampling = [index for index, samples in enumerate(plan.samples) if samples]
         if not sampling:
             return Sampled([], [])
@@ -130,9 +142,6 @@ class ModelRunner:
             self._row(plan.slots[index], span.start + span.length, plan.masks.get(index))
             for index, span in zip(sampling, spans, strict=True)
         ]
-        last = [span.row + span.length - 1 for span in spans]
-        if len(last) < len(batch.tokens):
-            hidden = hidden.take(torch.tensor(last, device=batch.tokens.device))
         return sample(self._model.logits(hidden), rows)
 
     def _row(self, slot: int, position: int, mask: bytes | None) -> RowSampling:

@@ -50,10 +50,11 @@ class AttentionBackend(Protocol):
 class AttentionStep(Protocol):
     """What the attention layers of a step share."""
 
-    def mix(self, attention: Attention, qkv_TX: Tensor) -> Tensor:
+    def mix(self, attention: Attention, qkv_TX: Tensor, rows_R: Tensor | None = None) -> Tensor:
         """From a layer's product of queries, keys and values to the mixture of values, (T, H * D).
 
-        Normalises and rotates queries and keys where the layer asks for it, keeps keys and values in the pages.
+        Normalises and rotates queries and keys where the layer asks for it, keeps keys and values in the pages. With
+        `rows_R`, each the last row of its sequence, (R, H * D): the mixture of those alone.
         """
         ...
 
@@ -72,7 +73,7 @@ class StepContext:
     value_rows: tuple[Tensor, ...]
     attention: StepAttention
 
-    def mix(self, attention: Attention, qkv_TX: Tensor) -> Tensor:
+    def mix(self, attention: Attention, qkv_TX: Tensor, rows_R: Tensor | None = None) -> Tensor:
         num_tokens, num_rotated = qkv_TX.shape[0], attention.num_heads + attention.num_kv_heads
         qkv = qkv_TX.view(num_tokens, -1, attention.head_dim)
         rotated = qkv[:, :num_rotated]
@@ -83,8 +84,8 @@ class StepContext:
         value = qkv[:, num_rotated:].flatten(1)
         self.rows.index_copy_(0, self.key_rows[attention.layer], key)
         self.rows.index_copy_(0, self.value_rows[attention.layer], value)
-        mixed = self.attention.attend(attention.layer, rotated[:, : attention.num_heads])
-        return mixed.view(num_tokens, -1)
+        mixed = self.attention.attend(attention.layer, rotated[:, : attention.num_heads]).view(num_tokens, -1)
+        return mixed if rows_R is None else mixed.index_select(0, rows_R)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,10 +55,14 @@ class DecoderLayer:
         yield "mlp.gate_up", self.mlp.gate_up
         yield "mlp.down", self.mlp.down
 
-    def __call__(self, x: Residual, step: AttentionStep) -> None:
+    def __call__(self, x: Residual, step: AttentionStep, rows_R: Tensor | None = None) -> Residual:
+        """The sum with this layer's part; of the rows `rows_R` alone where these are given."""
         qkv_TX = x.project(self.attention_norm, self.attention.qkv)
-        x.add(self.attention.output, step.mix(self.attention, qkv_TX))
+        mixed_RX = step.mix(self.attention, qkv_TX, rows_R)
+        x = x if rows_R is None else x.take(rows_R)
+        x.add(self.attention.output, mixed_RX)
         x.add(self.mlp.down, x.gate(self.mlp_norm, self.mlp.gate_up))
+        return x
 
 
 class Decoder:
@@ -94,12 +98,17 @@ class Decoder:
             if isinstance(part, Linear | QueryKeyNorm | OutputHead):
                 part.finish()
 
-    def run(self, tokens_T: Tensor, step: AttentionStep) -> Residual:
-        """The sum after the last layer, before the last norm."""
+    def run(self, tokens_T: Tensor, step: AttentionStep, rows_R: Tensor | None = None) -> Residual:
+        """The sum after the last layer, before the last norm: of all tokens, or of the rows `rows_R` alone, each the
+        last of its sequence.
+
+        For the others the last layer then ends with their keys and values, and most of its work is saved: of a prompt
+        of thousands of tokens only the last one's scores are asked for.
+        """
         x = self._residual(self.embedding(tokens_T))
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             layer(x, step)
-        return x
+        return self.layers[-1](x, step, rows_R)
 
     def logits(self, hidden: Residual, room_RV: Tensor | None = None) -> Tensor:
         """Float32 scores over the vocabulary for rows of what `run` gave; in `room_RV` if that is of use."""

@@ -51,6 +51,24 @@ def test_greedy_tokens_are_those_of_transformers(driver: Driver, twin: Path) -> 
 
 
 @pytest.mark.parametrize("directory", ["twin", "windowed"])
+def test_last_rows_alone_have_the_scores_that_they_have_among_all(
+    directory: str, request: pytest.FixtureRequest
+) -> None:
+    driver = Driver.load(request.getfixturevalue(directory))
+    last, among_all = (
+        SamplingParams(temperature=0, logprobs=VOCAB_SIZE),
+        SamplingParams(temperature=0, logprobs=VOCAB_SIZE, prompt_logprobs=0),
+    )
+    found, expected = ([driver.start(prompt, asked) for prompt in prompts(5)] for asked in (last, among_all))
+    driver.generate(found, 3, chunk=40)
+    driver.generate(expected, 3, chunk=40)
+    for one, other in zip(found, expected, strict=True):
+        assert one.output == other.output
+        tops = zip(one.logprobs, other.logprobs, strict=True)
+        assert all(dict(mine.top) == pytest.approx(dict(wanted.top), abs=1e-5) for mine, wanted in tops)
+
+
+@pytest.mark.parametrize("directory", ["twin", "windowed"])
 @pytest.mark.parametrize("page_size", [1, 5, 16])
 def test_batched_is_alone(directory: str, page_size: int, request: pytest.FixtureRequest) -> None:
     driver = Driver.load(request.getfixturevalue(directory), memory={"page_size": page_size})

@@ -10,7 +10,7 @@ from torch import Tensor
 from sgray.kernels.batch import BatchTables
 from sgray.kernels.extend_attention import kernel, reference
 from sgray.kernels.extend_attention.kernel import ExtendPages
-from sgray.kernels.extend_attention.work import ROWS, ExtendWork
+from sgray.kernels.extend_attention.work import ROWS, ExtendWork, choose_rows
 
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 GARBAGE = 2**30  # an address made of it is no address
@@ -35,7 +35,7 @@ class Step:
         firsts = self.batch.firsts_B.tolist()
         return [slice(firsts[b], firsts[b] + length) for b, (_, length) in enumerate(self.spans)]
 
-    def run(self, form, *, min_length=1, longest=0, pages=None, **options) -> Tensor:
+    def run(self, form, *, min_length=1, longest=0, only_last=False, pages=None, **options) -> Tensor:
         heads, head_dim = self.query.shape[1:]
         work = ExtendWork.allocate(
             max_sequences=len(self.batch.slots_B),
@@ -45,7 +45,7 @@ class Step:
             head_dim=head_dim,
             device=self.query.device,
         )
-        plan = form.plan_extends(work, self.batch, min_length=min_length, longest=longest)
+        plan = form.plan_extends(work, self.batch, min_length=min_length, longest=longest, only_last=only_last)
         pages = pages or form.ExtendPages.of(self.keys, self.values)
         out = self.out.clone()
         options = {"scale": head_dim**-0.5, **options}
@@ -224,6 +224,20 @@ def test_short_sequences_are_left_to_others(device, form) -> None:
     out = step.run(form, min_length=6)
     assert_close(out, step.only([1, 3]).run(reference))
     assert out[step.rows[0]].isnan().all() and out[step.rows[2]].isnan().all()
+
+
+@pytest.mark.parametrize("longest", [0, 10_000], ids=["small tiles", "large tiles"])
+def test_the_last_tiles_alone_are_what_they_are_among_all(device, longest) -> None:
+    step = make_step(device, [(70, 133), (9, 1), (20, 3), (0, 64), (5, 300)], **SMALL)
+    whole = step.run(kernel, min_length=2, longest=longest)
+    out = step.run(kernel, min_length=2, longest=longest, only_last=True)
+    is_written = ~out.isnan()
+    assert torch.equal(out[is_written], whole[is_written])
+    per_tile = choose_rows(16, longest) // 2
+    for rows, (_, length) in zip(step.rows, step.spans, strict=True):
+        num_last = 0 if length < 2 else (length - 1) % per_tile + 1
+        expected = torch.arange(length) >= length - num_last
+        assert torch.equal(is_written[rows].cpu().flatten(1).all(dim=1), expected)
 
 
 def test_nothing_to_extend_writes_nothing(device) -> None:

@@ -2,12 +2,13 @@
 
     work = ExtendWork.allocate(max_sequences=, max_tokens=, num_heads=, num_kv_heads=, head_dim=, device=)   once
     pages = ExtendPages.of(keys, values)                                                                     a layer
-    plan = plan_extends(work, batch, *, min_length, longest)                                                 a step
+    plan = plan_extends(work, batch, *, min_length, longest, only_last=False)                                a step
     attend_extends(query_THD, pages, page_table_SP, plan, out_THD,
                    *, scale, window=None, softcap=None, sinks_H=None, pdl=False)                             each
 
 `plan_extends` cuts the sequences of a `BatchTables` that compute at least `min_length` (>= 1) tokens into tiles; the
 others are some other kernel's. `longest` is the host's bound on start + length and only picks the size of the tiles.
+With `only_last` the last tile of each sequence is planned, and none of its others.
 The plan lives in the memory of `work`: the next plan replaces it. Nothing is read back; what is launched depends on
 capacities alone, so both may be captured in a graph.
 

@@ -38,7 +38,9 @@ class ExtendPages:
         return cls(keys, values, boxes_of(keys, values))
 
 
-def plan_extends(work: ExtendWork, batch: BatchTables, *, min_length: int, longest: int) -> ExtendPlan:
+def plan_extends(
+    work: ExtendWork, batch: BatchTables, *, min_length: int, longest: int, only_last: bool = False
+) -> ExtendPlan:
     """See the package's docstring."""
     rows = choose_rows(work.head_dim, longest)
     tokens = rows // (work.num_heads // work.num_kv_heads)
@@ -55,6 +57,7 @@ def plan_extends(work: ExtendWork, batch: BatchTables, *, min_length: int, longe
         work.tiles_N4.shape[0],
         min_length,
         TOKENS=tokens,
+        MOST=1 if only_last else work.max_tokens,
         SEQUENCES=sequences,
         TILES=tiles,
     )
@@ -72,24 +75,26 @@ def _plan(
     num_tiles,
     min_length,
     TOKENS: tl.constexpr,
+    MOST: tl.constexpr,
     SEQUENCES: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Every program counts the tiles of all sequences and writes its own share of them.
+    """Every program counts the tiles of all sequences, each at most its last `MOST`, and writes its own share of them.
 
     A sequence's tiles come last first, as the last has the most keys: long programs that start late end late.
     """
     index = tl.arange(0, SEQUENCES)
     lengths = tl.load(lengths_ptr + index, mask=index < tl.load(num_sequences_ptr), other=0)
     counts = tl.where(lengths >= min_length, (lengths + TOKENS - 1) // TOKENS, 0)
-    ends = tl.cumsum(counts)
+    ends = tl.cumsum(tl.minimum(counts, MOST))
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
     is_later = ends[None, :] > tile[:, None]
     sequence = SEQUENCES - tl.sum(is_later.to(tl.int32), 1)
     is_used = sequence < SEQUENCES
     end = tl.min(tl.where(is_later, ends[None, :], 2147483647), 1)
-    offset = tl.where(is_used, end - 1 - tile, 0) * TOKENS
-    left = tl.load(lengths_ptr + sequence, mask=is_used, other=0) - offset
+    length = tl.load(lengths_ptr + sequence, mask=is_used, other=0)
+    left_out = tl.maximum((length + TOKENS - 1) // TOKENS - MOST, 0)
+    offset = tl.where(is_used, left_out + end - 1 - tile, 0) * TOKENS
     first = tl.load(firsts_ptr + sequence, mask=is_used, other=0)
     start = tl.load(starts_ptr + sequence, mask=is_used, other=0)
     slot = tl.load(slots_ptr + sequence, mask=is_used, other=0)
@@ -97,7 +102,7 @@ def _plan(
     tl.store(fields, slot, mask=tile < num_tiles)
     tl.store(fields + 1, first + offset, mask=tile < num_tiles)
     tl.store(fields + 2, start + offset, mask=tile < num_tiles)
-    tl.store(fields + 3, tl.minimum(left, TOKENS), mask=tile < num_tiles)
+    tl.store(fields + 3, tl.minimum(length - offset, TOKENS), mask=tile < num_tiles)
 
 
 def attend_extends(

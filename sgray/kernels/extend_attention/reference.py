@@ -25,8 +25,10 @@ class ExtendPages:
         return cls(keys, values)
 
 
-def plan_extends(work: ExtendWork, batch: BatchTables, *, min_length: int, longest: int) -> ExtendPlan:
-    """See the package's docstring. A sequence is one tile, however many tokens it computes."""
+def plan_extends(
+    work: ExtendWork, batch: BatchTables, *, min_length: int, longest: int, only_last: bool = False
+) -> ExtendPlan:
+    """See the package's docstring. A sequence is one tile, however many tokens it computes, and so its last one."""
     fields = torch.stack((batch.slots_B, batch.firsts_B, batch.starts_B, batch.lengths_B), dim=1)
     fields = fields[: int(batch.num_sequences_1)]
     fields = fields[fields[:, 3] >= min_length]

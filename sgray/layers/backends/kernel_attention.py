@@ -115,13 +115,17 @@ class KernelAttention:
             for window, work in works.items():
                 spans[window] = work.for_capacity(batch.slots_B.shape[0], size.num_short)
                 plan_spans(spans[window], batch, max_row_tokens=size.max_short, window=window, pdl=self._has_pdl)
-        tiles = None
-        if size.num_long:
-            tiles = plan_extends(self._extend, batch, min_length=size.max_short + 1, longest=size.longest)
-        return KernelStep(self, rows, spans, tiles)
+        return KernelStep(self, rows, spans, self.tiles(batch, size), batch, size)
 
-    def mix(self, step: KernelStep, attention: Attention, qkv_TX: Tensor) -> Tensor:
-        """One layer of a step."""
+    def tiles(self, batch: BatchTables, size: StepSize, *, only_last: bool = False) -> ExtendPlan | None:
+        """Launches the planning of sequences with many tokens, or of the last tile of each."""
+        if not size.num_long:
+            return None
+        length = size.max_short + 1
+        return plan_extends(self._extend, batch, min_length=length, longest=size.longest, only_last=only_last)
+
+    def mix(self, step: KernelStep, attention: Attention, qkv_TX: Tensor, tiles: ExtendPlan | None) -> Tensor:
+        """One layer of a step; of the sequences with many tokens only what is in `tiles`."""
         sizes, layer = self._sizes, attention.layer
         pages, window = self._pages[layer], self._windows[layer]
         query_THD, out_THD = torch.empty(
@@ -143,12 +147,12 @@ class KernelAttention:
             eps=0.0 if norm is None else norm.query.eps,
             pdl=self._has_pdl,
         )
-        if step.tiles is not None:
+        if tiles is not None:
             attend_extends(
                 query_THD,
                 pages,
                 self._page_table,
-                step.tiles,
+                tiles,
                 out_THD,
                 scale=self._scale,
                 window=window,
@@ -188,15 +192,23 @@ class KernelAttention:
 
 @dataclass(frozen=True, slots=True)
 class KernelStep:
-    """The planned attention of one step: tasks by window, and tiles, where there are any."""
+    """The planned attention of one step: tasks by window, and tiles, where there are any.
+
+    Rows alone are for the last layer: their tiles are planned in the place of all others.
+    """
 
     model: KernelAttention
     rows: StepRows
     spans: dict[int | None, SpanWork]
     tiles: ExtendPlan | None
+    batch: BatchTables
+    size: StepSize
 
-    def mix(self, attention: Attention, qkv_TX: Tensor) -> Tensor:
-        return self.model.mix(self, attention, qkv_TX)
+    def mix(self, attention: Attention, qkv_TX: Tensor, rows_R: Tensor | None = None) -> Tensor:
+        if rows_R is None:
+            return self.model.mix(self, attention, qkv_TX, self.tiles)
+        tiles = self.model.tiles(self.batch, self.size, only_last=True)
+        return self.model.mix(self, attention, qkv_TX, tiles).index_select(0, rows_R)
 
 
 def _rows_for(rows: int, group: int) -> int:
