@@ -233,6 +233,7 @@ def _extend_row(rig: Rig, name: str, num_sequences: int, before: int, new: int) 
 def _extend_calls(rig: Rig, step: PagedStep) -> list[Call]:
     """One call a layer, after the step's plan."""
     sizes = rig.sizes
+    layers = [extend.ExtendPages.of(keys, values) for keys, values in step.pool.layers]
     work = extend.ExtendWork.allocate(
         max_sequences=len(step.news),
         max_tokens=sum(step.news),
@@ -240,20 +241,21 @@ def _extend_calls(rig: Rig, step: PagedStep) -> list[Call]:
         num_kv_heads=sizes.num_kv_heads,
         head_dim=sizes.head_dim,
         device=rig.device,
+        large_from=layers[0].large_from,
     )
     plan = extend.plan_extends(work, step.batch, min_length=1, longest=step.longest)
     return [
         partial(
             extend.attend_extends,
             step.query,
-            extend.ExtendPages.of(keys, values),
+            pages,
             step.page_table,
             plan,
             step.out,
             scale=sizes.head_dim**-0.5,
             pdl=rig.pdl,
         )
-        for keys, values in step.pool.layers
+        for pages in layers
     ]
 
 

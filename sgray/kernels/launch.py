@@ -13,15 +13,17 @@ import triton
 class Features:
     """`has_pdl`: programmatic dependent launch, a kernel may begin before its predecessor has ended.
 
-    `has_tma`: loads of whole boxes by the tensor memory accelerator.
+    `has_tma`: loads of whole boxes by the tensor memory accelerator. `has_wgmma`: products by groups of four warps,
+    which Hopper alone has.
     """
 
     num_sms: int
     has_pdl: bool
     has_tma: bool
+    has_wgmma: bool
 
 
-INTERPRETED = Features(num_sms=4, has_pdl=False, has_tma=True)
+INTERPRETED = Features(num_sms=4, has_pdl=False, has_tma=True, has_wgmma=False)
 
 
 def features(device: torch.device) -> Features:
@@ -41,4 +43,9 @@ def _features(device: torch.device) -> Features:
     facts = torch.cuda.get_device_properties(device)
     target = triton.runtime.driver.active.get_current_target()
     has_hopper = target.backend == "cuda" and facts.major >= 9
-    return Features(num_sms=facts.multi_processor_count, has_pdl=has_hopper, has_tma=has_hopper)
+    return Features(
+        num_sms=facts.multi_processor_count,
+        has_pdl=has_hopper,
+        has_tma=has_hopper,
+        has_wgmma=has_hopper and facts.major == 9,
+    )

@@ -4,6 +4,7 @@ import torch
 from aot import Build
 
 from sgray.kernels.boxes import BOX
+from sgray.kernels.extend_attention import hopper
 from sgray.kernels.extend_attention.kernel import PLAN_CELLS, _attend, _plan
 from sgray.kernels.extend_attention.work import choose
 
@@ -23,6 +24,8 @@ def builds() -> list[Build]:
         _attention("bf16", LLAMA, rows=128, page_size=16),
         _attention("bf16", SMOLLM, rows=64),
         _attention("fp32", SMOLLM, rows=64),
+        _specialised("bf16", LLAMA),
+        _specialised("fp16", SMOLLM),
     ]
 
 
@@ -72,4 +75,22 @@ def _attention(dtype: str, model: tuple[int, int, int], *, rows: int, page_size:
         # 128 rows on 4 warps do not fit the registers; measured beyond 8k keys they are the fastest all the same.
         max_stack=256 if rows == 128 and has_boxes else 0,
         portable=not has_boxes and not flags.get("PDL", False),
+    )
+
+
+def _specialised(dtype: str, model: tuple[int, int, int]) -> Build:
+    """The form for Hopper alone."""
+    heads, kv_heads, head_dim = model
+    name = {"bf16": "bfloat16", "fp16": "float16"}[dtype]
+    side = f"tensordesc<{dtype}[{hopper.KEYS}, {head_dim}],{hopper.layout_of(name, head_dim)!r}>"
+    pointers = {"query_ptr": f"*{dtype}", "page_table_ptr": "*i32", "tiles_ptr": "*i32", "out_ptr": f"*{dtype}"}
+    scalars = {"factor": "fp32", "table_stride": "i32", "page_stride": "i32"}
+    return Build(
+        kernel=hopper._attend,
+        signature={**pointers, "keys": side, "values": side, **scalars},
+        constants=hopper.constants(heads, kv_heads, head_dim, page_size=64),
+        aligned=tuple(pointers),
+        expect=("HGMMA", "UTMALDG"),
+        portable=False,
+        options={"maxnreg": hopper.REGISTERS},
     )

@@ -44,6 +44,7 @@ class Step:
             num_kv_heads=self.keys.shape[2],
             head_dim=head_dim,
             device=self.query.device,
+            large_from=ExtendPages.of(self.keys, self.values).large_from,
         )
         plan = form.plan_extends(work, self.batch, min_length=min_length, longest=longest, only_last=only_last)
         pages = pages or form.ExtendPages.of(self.keys, self.values)
@@ -233,7 +234,7 @@ def test_the_last_tiles_alone_are_what_they_are_among_all(device, longest) -> No
     out = step.run(kernel, min_length=2, longest=longest, only_last=True)
     is_written = ~out.isnan()
     assert torch.equal(out[is_written], whole[is_written])
-    per_tile = choose_rows(16, longest) // 2
+    per_tile = choose_rows(16, longest, ExtendPages.of(step.keys, step.values).large_from) // 2
     for rows, (_, length) in zip(step.rows, step.spans, strict=True):
         num_last = 0 if length < 2 else (length - 1) % per_tile + 1
         expected = torch.arange(length) >= length - num_last

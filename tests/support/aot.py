@@ -20,6 +20,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 HOPPER = GPUTarget("cuda", 90, 32)
 OTHERS = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 100, 32), GPUTarget("hip", "gfx942", 64))
@@ -56,7 +57,8 @@ class Build:
 def compile_for(build: Build, target: GPUTarget) -> Any:
     """The compiled kernel."""
     names = list(build.kernel.arg_names)
-    source = ASTSource(
+    source_type = GluonASTSource if build.kernel.is_gluon() else ASTSource
+    source = source_type(
         fn=build.kernel,
         signature={**build.signature, **dict.fromkeys(build.constants, "constexpr")},
         constexprs=build.constants,

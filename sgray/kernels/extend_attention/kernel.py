@@ -18,7 +18,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgray.kernels.batch import BatchTables
 from sgray.kernels.boxes import Boxes, boxes_of
-from sgray.kernels.extend_attention.work import ExtendPlan, ExtendWork, choose, choose_rows
+from sgray.kernels.extend_attention import hopper
+from sgray.kernels.extend_attention.work import LONG, ExtendPlan, ExtendWork, choose, choose_rows
 
 __all__ = ["ExtendPages", "ExtendPlan", "ExtendWork", "attend_extends", "plan_extends"]
 
@@ -32,17 +33,23 @@ class ExtendPages:
     keys: Tensor
     values: Tensor
     boxes: Boxes | None
+    flat: hopper.FlatPages | None = None
 
     @classmethod
     def of(cls, keys: Tensor, values: Tensor) -> ExtendPages:
-        return cls(keys, values, boxes_of(keys, values))
+        return cls(keys, values, boxes_of(keys, values), hopper.flat_pages(keys, values))
+
+    @property
+    def large_from(self) -> int:
+        """Keys of a sequence from which on large tiles pay."""
+        return LONG if self.flat is None else 0
 
 
 def plan_extends(
     work: ExtendWork, batch: BatchTables, *, min_length: int, longest: int, only_last: bool = False
 ) -> ExtendPlan:
     """See the package's docstring."""
-    rows = choose_rows(work.head_dim, longest)
+    rows = choose_rows(work.head_dim, longest, work.large_from)
     tokens = rows // (work.num_heads // work.num_kv_heads)
     plan = ExtendPlan(work.tiles_N4, rows, tokens, min_length, work.max_sequences)
     sequences = triton.next_power_of_2(batch.slots_B.shape[0])
@@ -121,6 +128,10 @@ def attend_extends(
     """See the package's docstring."""
     num_tokens, num_heads, head_dim = query_THD.shape
     page_size, num_kv_heads = pages.keys.shape[1:3]
+    if pages.flat is not None and plan.rows == hopper.ROWS and window is None and softcap is None and sinks_H is None:
+        sizes = {"page_size": page_size, "num_kv_heads": num_kv_heads}
+        hopper.attend(query_THD, pages.flat, page_table_SP, plan, out_THD, **sizes, scale=scale)
+        return
     shape = choose(query_THD.dtype, head_dim, plan.rows, has_boxes=pages.boxes is not None)
     keys, values = pages.boxes or (pages.keys, pages.values)
     # Without a cap the scale takes the change of base along; with one it divides by the cap, and the cap takes it.

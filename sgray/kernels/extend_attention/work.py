@@ -11,10 +11,10 @@ ROWS = 64  # query rows of the smallest tile
 LONG = 8192  # keys from which on larger tiles pay: a page then serves twice the rows
 
 
-def choose_rows(head_dim: int, longest: int) -> int:
+def choose_rows(head_dim: int, longest: int, large_from: int = LONG) -> int:
     """Query rows of a tile. Measured on an H200 with head_dim 128, in TFLOP/s: with 64 rows 345 at 1k keys, 440 at 4k,
     461 at 8k and 467 at 16k, with 128 rows 335, 435, 490 and 499."""
-    return 2 * ROWS if longest >= LONG and head_dim <= 128 else ROWS
+    return 2 * ROWS if longest >= large_from and head_dim <= 128 else ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class ExtendWork:
     """Room for the plan of the largest step.
 
     A row of `tiles_N4` is a tile: slot, first flat row, its position, number of tokens; no tokens, no tile.
+    `large_from`: keys from which on large tiles pay.
     """
 
     tiles_N4: Tensor
@@ -53,6 +54,7 @@ class ExtendWork:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    large_from: int
 
     @classmethod
     def allocate(
@@ -64,11 +66,12 @@ class ExtendWork:
         num_kv_heads: int,
         head_dim: int,
         device: torch.device,
+        large_from: int = LONG,
     ) -> ExtendWork:
         """`max_tokens` of one step, over at most `max_sequences`."""
         capacity = max_tokens // (ROWS // (num_heads // num_kv_heads)) + max_sequences
         tiles_N4 = torch.zeros(capacity, 4, dtype=torch.int32, device=device)
-        return cls(tiles_N4, max_sequences, max_tokens, num_heads, num_kv_heads, head_dim)
+        return cls(tiles_N4, max_sequences, max_tokens, num_heads, num_kv_heads, head_dim, large_from)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ class KernelAttention:
             num_kv_heads=sizes.num_kv_heads,
             head_dim=sizes.head_dim,
             device=keys.device,
+            large_from=self._pages[0].large_from,
         )
 
     @property
