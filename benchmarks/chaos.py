@@ -41,7 +41,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 DECLARED = (429, 503)
-OLD_S = 45.0  # from this age on a process should not grow
+OLD_S = 30.0  # so long after it was loaded a process should not grow
 MAX_GROWTH_MIB = 150.0
 
 
@@ -245,6 +245,7 @@ class Scales:
     """Samples the memory of the service's processes."""
 
     def __init__(self) -> None:
+        self._loaded: dict[int, float] = {}  # since when
         self._old: dict[int, tuple[str, float, float]] = {}  # kind, MiB when it became old, most MiB since
 
     async def run(self) -> None:
@@ -264,7 +265,10 @@ class Scales:
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 kind = _kind(process)
-                if kind is None or time.time() - process.create_time() < OLD_S:
+                if kind is None or "initialize" in process.cmdline()[0]:
+                    continue
+                now = time.monotonic()
+                if now - self._loaded.setdefault(process.pid, now) < OLD_S:
                     continue
                 mib = process.memory_info().rss / 2**20
                 _, first, most = self._old.get(process.pid, (kind, mib, mib))
@@ -335,7 +339,7 @@ def service(*, haproxy: bool, replicas: int) -> Iterator[tuple[str, Callable[[in
                     "num_cpus_per_replica": 0.5,
                     "num_cpus_per_ingress": 0.1,
                     "health_check_period_s": 1.0,
-                    "graceful_shutdown_timeout_s": 60.0,
+                    "graceful_shutdown_timeout_s": 240.0,  # longer than any answer, however busy the machine
                 },
             }
             serve.run(build(args), name=APP_NAME, route_prefix="/")
