@@ -103,6 +103,21 @@ class ParallelConfig(Section):
         description="Tensor parallel ranks a replica, all on one node: each holds its share of the weights and of the "
         "key-value heads, on a GPU of its own or with its share of num_threads.",
     )
+    ep_size: int = Field(
+        1,
+        ge=1,
+        description="How ranks share the experts of a mixture: 1, each has its share of every expert's columns; "
+        "tp_size, each has its share of the experts, whole.",
+    )
+
+    @model_validator(mode="after")
+    def _expert_ranks(self) -> ParallelConfig:
+        if self.ep_size not in (1, self.tp_size):
+            raise ValueError(
+                f"ep_size ({self.ep_size}) has to be 1 or tp_size ({self.tp_size}): the ranks that share the experts "
+                "are those that share the rest of the model, all of them"
+            )
+        return self
 
 
 class MemoryConfig(Section):

@@ -18,6 +18,7 @@ from sgray.errors import ConfigError
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "model.model_path": ("--model",),
     "parallel.tp_size": ("--tp", "--tensor-parallel-size"),
+    "parallel.ep_size": ("--ep", "--expert-parallel-size"),
 }
 
 NOT_NEEDED: Mapping[str, str] = {

@@ -84,6 +84,12 @@ def test_replica_bounds_must_be_in_order() -> None:
     assert "min_replicas (3)" in message and "max_replicas (2)" in message
 
 
+@pytest.mark.parametrize("tp_size, ep_size", [(1, 2), (4, 2), (2, 4)])
+def test_experts_are_shared_by_all_ranks_or_in_parts(tp_size: int, ep_size: int) -> None:
+    message = refusal({"parallel": {"tp_size": tp_size, "ep_size": ep_size}})
+    assert f"ep_size ({ep_size}) has to be 1 or tp_size ({tp_size})" in message
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     message = refusal({"zzz": 1, "memory": {"page_sise": 1}, "parallel": {"tp_size": 0}})
     assert len(message.splitlines()) == 3

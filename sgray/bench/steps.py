@@ -71,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     ceilings = {"read_gb_s": read_gb_s(rig), "matmul_tflop_s": matmul_tflop_s(rig)}
     torch.cuda.empty_cache()
     engine = Engine.load(throughput_config(arguments))
+    if _spec_of(engine).sparsity is not None:
+        raise ConfigError("bench steps knows no limits for mixtures of experts; take a model without")
     document: dict[str, Any] = {}
     for batch in (int(size) for size in arguments.batches.split(",")):
         figures = summarise(_profile(engine, batch, arguments.length, arguments.prefix))
@@ -99,9 +101,13 @@ def grouped(kernels: dict[str, dict[str, float]], limits: dict[str, float]) -> d
     return {name: {"us": times[name], "limit_us": limit} for name, limit in limits.items()}
 
 
+def _spec_of(engine: Engine) -> ModelSpec:
+    return ModelSpec.read(Path(engine.info.model_dir))
+
+
 def _decode_step(engine: Engine, batch: int, length: int, prefix: int) -> DecodeStep:
     """The step in the middle of those that are profiled."""
-    spec = ModelSpec.read(Path(engine.info.model_dir))
+    spec = _spec_of(engine)
     middle = length + WARM_STEPS + NUM_STEPS // 2
     return DecodeStep(
         batch=batch,

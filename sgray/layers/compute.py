@@ -1,9 +1,10 @@
-"""How a model is computed on a device: by what product, and through what kind of residual."""
+"""How a model is computed on a device: by what product, through what kind of residual, by what way through experts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sgray.layers.experts import MakeExperts, TorchExperts
 from sgray.layers.quant.unquantized import MakeProduct, matrix_product
 from sgray.layers.residual import MakeResidual, TorchResidual
 
@@ -14,3 +15,4 @@ class Compute:
 
     product: MakeProduct = matrix_product
     residual: MakeResidual = TorchResidual
+    experts: MakeExperts = TorchExperts

@@ -10,6 +10,8 @@ Shape letters: T tokens, I hidden size, O outputs, F inner size, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +22,7 @@ from sgray.kernels.norm.kernel import add_rms_norm
 from sgray.kernels.small_linear.kernel import SmallWeight
 from sgray.kernels.small_linear.kernel import linear as small_linear
 from sgray.layers.compute import Compute
+from sgray.layers.fused_experts import KernelExperts
 from sgray.layers.head import OutputHead
 from sgray.layers.linear import Linear
 from sgray.layers.norm import RMSNorm
@@ -88,6 +91,9 @@ class KernelResidual:
             self.value()
             self._pending = F.linear(x, product.weight, product.bias)
 
+    def feed(self, norm: RMSNorm, block: Callable[[Tensor], Tensor]) -> None:
+        self._pending = block(self._normed(norm))
+
     def take(self, rows: Tensor | slice) -> KernelResidual:
         pending = None if self._pending is None else _rows(self._pending, rows)
         return KernelResidual(_rows(self._sum, rows), self._dtype, pending)
@@ -124,7 +130,7 @@ class KernelResidual:
         return out
 
 
-KERNELS = Compute(KernelProduct, KernelResidual.of)
+KERNELS = Compute(KernelProduct, KernelResidual.of, KernelExperts)
 """By the kernels of this project, on a GPU."""
 
 

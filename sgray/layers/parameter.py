@@ -56,9 +56,9 @@ class Parameter:
             raise ModelLoadError(f"shape {list(shape)} instead of {list(piece.shape)}")
         if index not in self._missing:
             raise ModelLoadError("the tensor is there twice")
-        held = (*(slice(None),) * piece.rule.dim, slice(start, stop))
-        part = value[held]
-        self.data[self._offsets[index] : self._offsets[index + 1]].copy_(part)
+        if start < stop:
+            held = (*(slice(None),) * piece.rule.dim, slice(start, stop))
+            self.data[self._offsets[index] : self._offsets[index + 1]].copy_(value[held])
         self._missing.remove(index)
 
     def missing(self) -> list[int]:

@@ -34,6 +34,10 @@ class Residual(Protocol):
         """sum += linear(x)."""
         ...
 
+    def feed(self, norm: RMSNorm, block: Callable[[Tensor], Tensor]) -> None:
+        """sum += block(norm(sum)), where the block is (T, I) to (T, I) and ends with what all ranks add."""
+        ...
+
     def take(self, rows: Tensor | slice) -> Residual:
         """The sum of some rows alone."""
         ...
@@ -66,6 +70,9 @@ class TorchResidual:
 
     def add(self, linear: Linear, x: Tensor) -> None:
         self._x.add_(linear(x))
+
+    def feed(self, norm: RMSNorm, block: Callable[[Tensor], Tensor]) -> None:
+        self._x.add_(block(norm(self._x)))
 
     def take(self, rows: Tensor | slice) -> TorchResidual:
         return TorchResidual(self._x[rows])

@@ -15,19 +15,22 @@ from sgray.layers.embedding import Embedding
 from sgray.layers.head import OutputHead
 from sgray.layers.linear import Linear, LinearMethod, Placement
 from sgray.layers.mlp import GatedMLP
+from sgray.layers.moe import Experts, Router, SparseMLP
 from sgray.layers.norm import QueryKeyNorm, RMSNorm
 from sgray.layers.parameter import Parameter
 from sgray.layers.residual import Residual
 from sgray.layers.rope import Rope
 from sgray.models.spec import ModelSpec
 
-Part = Embedding | Linear | RMSNorm | QueryKeyNorm | OutputHead
+Part = Embedding | Linear | RMSNorm | QueryKeyNorm | OutputHead | Router | Experts
 
 
 class DecoderLayer:
     """x += attention(norm(x)), then the same with the feed-forward block."""
 
-    def __init__(self, spec: ModelSpec, layer: int, placement: Placement, method: LinearMethod) -> None:
+    def __init__(
+        self, spec: ModelSpec, layer: int, placement: Placement, method: LinearMethod, compute: Compute
+    ) -> None:
         shape = AttentionShape(
             hidden_size=spec.hidden_size,
             head_dim=spec.head_dim,
@@ -40,9 +43,13 @@ class DecoderLayer:
         self.attention_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, placement)
         self.attention = Attention(layer, shape, placement, method)
         self.mlp_norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, placement)
-        self.mlp = GatedMLP(
-            spec.hidden_size, spec.intermediate_size, spec.mlp_rule, placement, method, bias=spec.mlp_bias
-        )
+        self.mlp: GatedMLP | SparseMLP
+        if spec.sparsity is not None and spec.sparsity.layers[layer]:
+            self.mlp = SparseMLP(spec.hidden_size, spec.sparsity, placement, method, compute.experts)
+        else:
+            self.mlp = GatedMLP(
+                spec.hidden_size, spec.intermediate_size, spec.mlp_rule, placement, method, bias=spec.mlp_bias
+            )
 
     def parts(self) -> Iterator[tuple[str, Part]]:
         """Everything with parameters, by name."""
@@ -52,8 +59,8 @@ class DecoderLayer:
             yield "attention.qk_norm", self.attention.qk_norm
         yield "attention.output", self.attention.output
         yield "mlp_norm", self.mlp_norm
-        yield "mlp.gate_up", self.mlp.gate_up
-        yield "mlp.down", self.mlp.down
+        for name, part in self.mlp.parts():
+            yield f"mlp.{name}", part
 
     def __call__(self, x: Residual, step: AttentionStep, rows_R: Tensor | None = None) -> Residual:
         """The sum with this layer's part; of the rows `rows_R` alone where these are given."""
@@ -61,7 +68,7 @@ class DecoderLayer:
         mixed_RX = step.mix(self.attention, qkv_TX, rows_R)
         x = x if rows_R is None else x.take(rows_R)
         x.add(self.attention.output, mixed_RX)
-        x.add(self.mlp.down, x.gate(self.mlp_norm, self.mlp.gate_up))
+        self.mlp.add_to(x, self.mlp_norm)
         return x
 
 
@@ -80,7 +87,7 @@ class Decoder:
         self._residual = compute.residual
         self.rope = Rope(spec.head_dim, spec.rope, placement.dtype, placement.device)
         self.embedding = Embedding(spec.vocab_size, spec.hidden_size, placement)
-        self.layers = [DecoderLayer(spec, layer, placement, method) for layer in range(spec.num_layers)]
+        self.layers = [DecoderLayer(spec, layer, placement, method, compute) for layer in range(spec.num_layers)]
         self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, placement)
         self.head = OutputHead(
             self.embedding, spec.vocab_size, spec.hidden_size, placement, compute.product, tied=spec.is_tied
@@ -95,7 +102,7 @@ class Decoder:
     def finish(self) -> None:
         """Call once, when every parameter is filled."""
         for _, part in self._parts():
-            if isinstance(part, Linear | QueryKeyNorm | OutputHead):
+            if isinstance(part, Linear | QueryKeyNorm | OutputHead | Router | Experts):
                 part.finish()
 
     def run(self, tokens_T: Tensor, step: AttentionStep, rows_R: Tensor | None = None) -> Residual:

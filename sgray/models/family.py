@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from sgray.models.mapping import Drop, Fuse, Rename, Rule
+from sgray.models.mapping import Drop, Fuse, Rename, Rule, Stack
 
 DECODER_RULES: tuple[Rule, ...] = (
     Rename("model.embed_tokens", "embedding"),
@@ -31,13 +31,40 @@ DECODER_RULES: tuple[Rule, ...] = (
 )
 
 
+def expert_rules(block: str, gate: str, up: str, down: str) -> tuple[Rule, ...]:
+    """The names of a router and its experts in the module `block` of a layer."""
+    experts = f"{block}.experts.{{expert}}"
+    return (
+        Rename(f"{block}.gate", "layers.{layer}.mlp.router"),
+        Stack((f"{experts}.{gate}", f"{experts}.{up}"), "layers.{layer}.mlp.experts.gate_up"),
+        Stack((f"{experts}.{down}",), "layers.{layer}.mlp.experts.down"),
+    )
+
+
+@dataclass(frozen=True)
+class ExpertKeys:
+    """Where config.json says what a layer's experts are like.
+
+    `counts` are names for their number, of which the first that is there counts. Without `shared_size` there is no
+    expert that every token goes through. `is_renormalized`: the weights of a token's experts always sum up to one; else
+    `norm_topk_prob` decides.
+    """
+
+    counts: tuple[str, ...] = ("num_local_experts", "num_experts")
+    inner_size: str = "moe_intermediate_size"
+    shared_size: str | None = None
+    is_renormalized: bool = False
+
+
 @dataclass(frozen=True)
 class Family:
     """One architecture of `config.json`.
 
     `defaults` are the values of keys that config.json may leave out. The three flags of biases and windows say what
     config.json alone does not: None for a bias means that `attention_bias` or `mlp_bias` decides. `window_switch` names
-    the key that turns `sliding_window` on; without one a window that is set is used.
+    the key that turns `sliding_window` on; without one a window that is set is used. It is for all layers, or for those
+    that `layer_types` names: where that is left out, for `late` those from `max_window_layers` on, while `listed` needs
+    it. With `experts`, feed-forward blocks are mixtures of them.
     """
 
     architecture: str
@@ -48,4 +75,6 @@ class Family:
     qk_norm: bool = False
     has_window: bool = False
     window_switch: str | None = None
+    window_layers: Literal["all", "late", "listed"] = "all"
+    experts: ExpertKeys | None = None
     rules: tuple[Rule, ...] = field(default=DECODER_RULES)

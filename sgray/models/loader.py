@@ -27,7 +27,7 @@ def load_weights(decoder: Decoder, model_dir: Path) -> None:
 
     Raises ModelLoadError that names every file and tensor that is missing, unknown, damaged or of a wrong shape.
     """
-    mapping = Mapping(decoder.spec.family.rules, decoder.spec.num_layers)
+    mapping = decoder.spec.mapping()
     parameters = dict(decoder.parameters())
     unexpected = []
     for name, tensor in read_tensors(model_dir):

@@ -1,7 +1,7 @@
 """How checkpoint names become the names of our parameters: tables of rules, no code per model. No torch.
 
-A rule speaks of modules, without the last part of the name ("weight", "bias", later "scales"), and `{layer}` stands for
-every layer's number.
+A rule speaks of modules, without the last part of the name ("weight", "bias", later "scales"), `{layer}` stands for
+every layer's number, and in a stack `{expert}` for every expert's.
 """
 
 from __future__ import annotations
@@ -27,13 +27,26 @@ class Fuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """The modules of all experts are one of ours: the first expert's in this order, then the second's."""
+
+    sources: tuple[str, ...]
+    target: str
+
+    def fused(self, num_experts: int) -> Fuse:
+        """The same for so many experts."""
+        numbers = map(str, range(num_experts))
+        return Fuse(tuple(source.replace("{expert}", n) for n in numbers for source in self.sources), self.target)
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """A tensor (its full name) that some checkpoints carry and that is not needed."""
 
     source: str
 
 
-Rule = Rename | Fuse | Drop
+Rule = Rename | Fuse | Stack | Drop
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +58,13 @@ class Target:
 
 
 class Mapping:
-    """The rules spelled out for a number of layers."""
+    """The rules spelled out for a number of layers, and of experts in each."""
 
-    def __init__(self, rules: Sequence[Rule], num_layers: int) -> None:
+    def __init__(self, rules: Sequence[Rule], num_layers: int, num_experts: int = 0) -> None:
         self._targets: dict[str, Target] = {}
         self._sources: dict[Target, str] = {}
         self._dropped: set[str] = set()
-        for rule in _unrolled(rules, num_layers):
+        for rule in _unrolled(rules, num_layers, num_experts):
             if isinstance(rule, Drop):
                 self._dropped.add(rule.source)
                 continue
@@ -76,13 +89,14 @@ class Mapping:
         return f"{self._sources[Target(module, target.piece)]}.{leaf}"
 
 
-def _unrolled(rules: Iterable[Rule], num_layers: int) -> Iterable[Rule]:
+def _unrolled(rules: Iterable[Rule], num_layers: int, num_experts: int) -> Iterable[Rename | Fuse | Drop]:
     for rule in rules:
+        plain = rule.fused(num_experts) if isinstance(rule, Stack) else rule
         for layer in range(num_layers):
-            yield _for_layer(rule, str(layer))
+            yield _for_layer(plain, str(layer))
 
 
-def _for_layer(rule: Rule, layer: str) -> Rule:
+def _for_layer(rule: Rename | Fuse | Drop, layer: str) -> Rename | Fuse | Drop:
     if isinstance(rule, Drop):
         return Drop(rule.source.replace("{layer}", layer))
     target = rule.target.replace("{layer}", layer)

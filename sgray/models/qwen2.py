@@ -17,4 +17,5 @@ QWEN2 = Family(
     qkv_bias=True,
     has_window=True,
     window_switch="use_sliding_window",
+    window_layers="late",
 )

@@ -20,4 +20,5 @@ QWEN3 = Family(
     qk_norm=True,
     has_window=True,
     window_switch="use_sliding_window",
+    window_layers="late",
 )

@@ -6,10 +6,13 @@ from sgray.errors import ModelLoadError
 from sgray.models.family import Family
 from sgray.models.llama import LLAMA
 from sgray.models.mistral import MISTRAL
+from sgray.models.mixtral import MIXTRAL
 from sgray.models.qwen2 import QWEN2
+from sgray.models.qwen2_moe import QWEN2_MOE
 from sgray.models.qwen3 import QWEN3
+from sgray.models.qwen3_moe import QWEN3_MOE
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3)
+FAMILIES = (LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)
 
 
 def find_family(architectures: object) -> Family:

@@ -14,16 +14,21 @@ from typing import Any
 from sgray.config import Config
 from sgray.errors import ConfigError, ModelLoadError
 from sgray.layers.scaling import RopeScaling
+from sgray.layers.sparsity import Sparsity
 from sgray.models.family import Family
+from sgray.models.mapping import Mapping as NameMapping
 from sgray.models.registry import find_family
-from sgray.parallel.mesh import Split, check_rules
+from sgray.parallel.mesh import ShardRule, Split, check_rules
 
 DEFAULT_THETA = 10000.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder's shape. `windows[layer]` is how many tokens that layer sees back, itself included; None for all."""
+    """A decoder's shape. `windows[layer]` is how many tokens that layer sees back, itself included; None for all.
+
+    `sparsity` says what the experts are like, of a model that has any, and which layers have them.
+    """
 
     family: Family
     vocab_size: int
@@ -42,6 +47,7 @@ class ModelSpec:
     windows: tuple[int | None, ...]
     rope: RopeScaling
     end_ids: tuple[int, ...]
+    sparsity: Sparsity | None = None
 
     @classmethod
     def read(cls, model_dir: Path) -> ModelSpec:
@@ -74,6 +80,7 @@ class ModelSpec:
             windows=_read_windows(fields, family, num_layers),
             rope=rope,
             end_ids=_read_end_ids(fields, model_dir),
+            sparsity=_read_sparsity(fields, family, num_layers),
         )
         spec._check(fields)
         return spec
@@ -90,12 +97,37 @@ class ModelSpec:
 
     @property
     def mlp_rule(self) -> Split:
-        """How the inner columns of the feed-forward block are shared by ranks."""
+        """How the inner columns of a feed-forward block without experts are shared by ranks."""
         return Split(self.intermediate_size, "MLP columns")
+
+    def mapping(self) -> NameMapping:
+        """The family's rules for weights, spelled out for this model."""
+        return NameMapping(self.family.rules, self.num_layers, self.sparsity.num_experts if self.sparsity else 0)
 
     def check_parallel(self, tp_size: int) -> None:
         """Raises ConfigError with the counts and the sizes that fit, where `tp_size` ranks cannot share the model."""
-        check_rules([self.query_rule, self.kv_rule, self.mlp_rule], tp_size)
+        rules: list[ShardRule] = [self.query_rule, self.kv_rule]
+        if self.sparsity is None or not all(self.sparsity.layers):
+            rules.append(self.mlp_rule)
+        if self.sparsity is not None:
+            rules += self.sparsity.rules
+        check_rules(rules, tp_size)
+
+    def with_whole_experts(self, ep_size: int) -> ModelSpec:
+        """The same model with whole experts on each of `ep_size` ranks; raises ConfigError where that cannot be."""
+        if self.sparsity is None:
+            raise ConfigError(
+                f"parallel.ep_size {ep_size} shares out experts, of which {self.family.architecture} has none; "
+                "leave it at 1",
+                param="ep_size",
+            )
+        if problem := self.sparsity.experts.problem(ep_size):
+            raise ConfigError(
+                f"parallel.ep_size {ep_size} does not fit this model: {problem}. With ep_size 1 the ranks share each "
+                "expert's columns",
+                param="ep_size",
+            )
+        return replace(self, sparsity=replace(self.sparsity, has_whole_experts=True))
 
     def with_context_length(self, context_length: int) -> ModelSpec:
         """The same model serving shorter contexts."""
@@ -183,6 +215,13 @@ class Fields:
             raise self.error(f"{name} must be a list of numbers, got {value!r}")
         return tuple(float(item) for item in value)
 
+    def integers(self, name: str) -> list[int]:
+        """A list of whole numbers, empty where it is absent or null."""
+        value = self.get(name) or []
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self.error(f"{name} must be a list of whole numbers, got {value!r}")
+        return value
+
     def ids(self, name: str) -> list[int]:
         """A token id, a list of them, or nothing."""
         value = self.get(name)
@@ -224,10 +263,10 @@ def _read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int 
     if family.window_switch and not fields.boolean(family.window_switch, False):
         return (None,) * num_layers
     window = fields.count("sliding_window")
-    if not family.window_switch:
+    if family.window_layers == "all":
         return (window,) * num_layers
     kinds = fields.get("layer_types")
-    if kinds is None:
+    if kinds is None and family.window_layers == "late":
         first = fields.integer("max_window_layers")
         return tuple(window if layer >= first else None for layer in range(num_layers))
     known = {"full_attention": None, "sliding_attention": window}
@@ -236,6 +275,27 @@ def _read_windows(fields: Fields, family: Family, num_layers: int) -> tuple[int 
             f"layer_types must name one of {', '.join(known)} for each of {num_layers} layers: {kinds!r}"
         )
     return tuple(known[kind] for kind in kinds)
+
+
+def _read_sparsity(fields: Fields, family: Family, num_layers: int) -> Sparsity | None:
+    """The experts of a family that has any. A layer has them where `decoder_sparse_step` divides its number, counted
+    from one, and `mlp_only_layers` does not name it, counted from zero."""
+    keys = family.experts
+    if keys is None:
+        return None
+    num_experts = fields.count(next((key for key in keys.counts if fields.get(key) is not None), keys.counts[-1]))
+    num_active = fields.count("num_experts_per_tok")
+    if num_active > num_experts:
+        raise fields.error(f"num_experts_per_tok {num_active} is more than the {num_experts} experts there are")
+    step, dense = fields.count("decoder_sparse_step", 1), fields.integers("mlp_only_layers")
+    return Sparsity(
+        num_experts=num_experts,
+        num_active=num_active,
+        inner_size=fields.count(keys.inner_size),
+        shared_size=fields.count(keys.shared_size) if keys.shared_size else None,
+        is_renormalized=keys.is_renormalized or fields.boolean("norm_topk_prob", False),
+        layers=tuple((layer + 1) % step == 0 and layer not in dense for layer in range(num_layers)),
+    )
 
 
 def _read_end_ids(fields: Fields, model_dir: Path) -> tuple[int, ...]:
@@ -340,8 +400,10 @@ def served_spec(model_dir: Path, config: Config) -> ModelSpec:
     Reads no weights, so it can be asked before anything starts.
     """
     spec = ModelSpec.read(model_dir)
-    tp_size, length = config.parallel.tp_size, config.model.context_length
-    spec.check_parallel(tp_size)
+    parallel, length = config.parallel, config.model.context_length
+    if parallel.ep_size > 1:
+        spec = spec.with_whole_experts(parallel.ep_size)
+    spec.check_parallel(parallel.tp_size)
     if length is None:
         return spec
     if length > spec.context_length:

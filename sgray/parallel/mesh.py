@@ -86,6 +86,22 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """All of it on the rank that holds number `index` of `units`, and nothing on the others."""
+
+    units: Split
+    index: int
+    dim: int = 0
+
+    def problem(self, tp_size: int) -> str | None:
+        return self.units.problem(tp_size)
+
+    def part(self, mesh: Mesh, length: int) -> tuple[int, int]:
+        first, last = self.units.part(mesh, self.units.units)
+        return (0, length) if first <= self.index < last else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """Equal shares of a dimension of any length, but for the last ranks, which hold what is left."""
 

@@ -86,7 +86,7 @@ def mixed_requests() -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2_moe"])
 def test_the_tokens_of_the_cpus_runner(tmp_path: Path, family: str) -> None:
     model_dir = make_twin(tmp_path, family, **SIZES)
     plain = Engine(*load_executor(config_of(model_dir)), config_of(model_dir))

@@ -16,7 +16,7 @@ import pytest
 from grammars import Answer, asking, run
 from steps import Driver, Running
 from tokenizers import Tokenizer
-from twins import make_twin, some_tokens
+from twins import EXPERTS, make_twin, some_tokens
 from waiting import until
 
 from sgray.config import Config
@@ -114,6 +114,21 @@ def test_the_default_model_on_three_ranks_gives_the_tokens_of_one_pub_125(model_
             return driver.generate(running, 6)
 
     assert generate(3) == generate(1)
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_two_ranks_share_experts_whole_or_in_parts_and_answer_as_one(tmp_path: Path, family: str) -> None:
+    model_dir = make_twin(tmp_path, family, num_hidden_layers=2)
+
+    def generate(**parallel: int) -> list[list[int]]:
+        driver = Driver(*load_executor(config_of(model_dir, 1, parallel=parallel)))
+        with closing(driver.executor):
+            running: list[Running] = [driver.start(some_tokens(9 + 20 * number, number)) for number in range(3)]
+            return driver.generate(running, 8, 16)
+
+    alone = generate(tp_size=1)
+    assert generate(tp_size=2) == alone
+    assert generate(tp_size=2, ep_size=2) == alone
 
 
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in a step", "idle"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from steps import Driver, Running
 from thread_ranks import ThreadRanks
-from twins import CONFIGS, make_twin, reference_logprobs, some_tokens
+from twins import CONFIGS, EXPERTS, make_twin, reference_logprobs, some_tokens
 
 from sgray.config import Config
 from sgray.protocol import SamplingParams
@@ -50,24 +50,37 @@ def work(driver: Driver, chunk: int) -> list[Running]:
     return running
 
 
+def assert_alike(found: list[Running], expected: list[Running]) -> None:
+    """The same tokens, and log-probabilities as near as two orders of adding are."""
+    for mine, alone in zip(found, expected, strict=True):
+        assert mine.output == alone.output
+        for entries, others in (
+            (mine.logprobs, alone.logprobs),
+            (mine.prompt_logprobs, alone.prompt_logprobs),
+        ):
+            assert [one.logprob for one in entries] == pytest.approx([one.logprob for one in others], abs=1e-3)
+            assert [[token for token, _ in one.top] for one in entries] == [
+                [token for token, _ in one.top] for one in others
+            ]
+            assert [value for one in entries for value in one.of_ids] == pytest.approx(
+                [value for one in others for value in one.of_ids], abs=1e-3
+            )
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_tokens_and_logprobs_are_those_of_one_rank(twins: dict[str, Path], family: str, size: int) -> None:
     expected = work(Driver.load(twins[family]), 16)
     for driver in ranks_on(twins[family], size):
-        for mine, alone in zip(work(driver, 16), expected, strict=True):
-            assert mine.output == alone.output
-            for entries, others in (
-                (mine.logprobs, alone.logprobs),
-                (mine.prompt_logprobs, alone.prompt_logprobs),
-            ):
-                assert [one.logprob for one in entries] == pytest.approx([one.logprob for one in others], abs=1e-3)
-                assert [[token for token, _ in one.top] for one in entries] == [
-                    [token for token, _ in one.top] for one in others
-                ]
-                assert [value for one in entries for value in one.of_ids] == pytest.approx(
-                    [value for one in others for value in one.of_ids], abs=1e-3
-                )
+        assert_alike(work(driver, 16), expected)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", EXPERTS)
+def test_ranks_with_whole_experts_give_the_same(twins: dict[str, Path], family: str, size: int) -> None:
+    expected = work(Driver.load(twins[family]), 16)
+    for driver in ranks_on(twins[family], size, parallel={"ep_size": size}):
+        assert_alike(work(driver, 16), expected)
 
 
 @pytest.mark.parametrize("size", [2, 3])

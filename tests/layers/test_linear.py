@@ -9,7 +9,7 @@ from sgray.errors import ModelLoadError
 from sgray.layers.linear import Linear, Output, Placement
 from sgray.layers.parameter import Parameter, Piece
 from sgray.layers.quant.unquantized import Unquantized, matrix_product
-from sgray.parallel.mesh import Mesh, Split, Whole
+from sgray.parallel.mesh import Member, Mesh, Split, Whole
 
 CPU = torch.device("cpu")
 ONE_RANK = Mesh()
@@ -92,6 +92,28 @@ def test_a_parameter_knows_what_it_lacks() -> None:
     parameter.fill(0, torch.zeros(2, 3))
     assert parameter.missing() == []
     assert parameter.data.tolist() == [[0] * 3, [0] * 3, [1] * 3]
+
+
+class InAFile:
+    """A tensor of which nothing may be read."""
+
+    def get_shape(self) -> list[int]:
+        return [2, 3]
+
+    def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor:
+        raise AssertionError(f"read: {index}")
+
+
+def test_of_a_piece_that_another_rank_holds_nothing_is_read() -> None:
+    experts = Split(2, "experts")
+    pieces = [Piece((2, 3), Member(experts, index)) for index in range(2)]
+    parameter = Parameter(pieces, Mesh(1, 2), torch.float32, CPU)
+    parameter.fill(0, InAFile())
+    assert parameter.missing() == [1]
+    parameter.fill(1, torch.ones(2, 3))
+    assert parameter.data.tolist() == [[1] * 3] * 2
+    with pytest.raises(ModelLoadError, match="twice"):
+        parameter.fill(0, InAFile())
 
 
 def test_a_piece_is_not_filled_twice() -> None:

@@ -18,12 +18,19 @@ from sgray.models.hub import resolve_model
 from sgray.models.spec import ModelSpec
 from sgray.parallel.mesh import Mesh
 
-ARCHITECTURES = ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+ARCHITECTURES = [
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM",
+]
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
 def write_config(directory: Path, architecture: str) -> Path:
     """A model directory with nothing but config.json in it."""
-    values = {**SIZES, "architectures": [architecture], "rms_norm_eps": 1e-6, "hidden_act": "silu"}
+    values = {**SIZES, **EXPERTS, "architectures": [architecture], "rms_norm_eps": 1e-6, "hidden_act": "silu"}
     (directory / "config.json").write_text(json.dumps(values))
     return directory
 
@@ -69,8 +76,9 @@ def test_no_two_layers_have_the_same_weights(tmp_path: Path) -> None:
     assert not torch.equal(weights["layers.0.mlp.down.weight"], weights["layers.1.mlp.down.weight"])
 
 
-def test_scores_are_finite_and_differ(tmp_path: Path) -> None:
-    write_config(tmp_path, "LlamaForCausalLM")
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MixtralForCausalLM"])
+def test_scores_are_finite_and_differ(tmp_path: Path, architecture: str) -> None:
+    write_config(tmp_path, architecture)
     driver = Driver.load(tmp_path, model={"load_format": "dummy"})
     logprobs = driver.logprobs_everywhere(some_tokens(40))
     assert logprobs.isfinite().all()

@@ -10,26 +10,17 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from steps import Driver
-from twins import edit_config, make_twin, reference_logprobs, some_tokens
+from twins import CONFIGS, EXPERTS, edit_config, edit_weights, make_twin, reference_logprobs, some_tokens
 
 from sgray.errors import ModelLoadError
 from sgray.layers.linear import Placement
 from sgray.layers.quant.unquantized import Unquantized
 from sgray.models.decoder import Decoder
-from sgray.models.mapping import Mapping
 from sgray.models.spec import ModelSpec
 from sgray.parallel.mesh import Mesh
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-
-def edit_weights(directory: Path, changes: dict[str, torch.Tensor | None]) -> Path:
-    """Replaces, adds or (None) removes tensors of a checkpoint of one file."""
-    tensors = {**load_file(directory / WEIGHTS), **changes}
-    kept = {name: tensor.clone().contiguous() for name, tensor in tensors.items() if tensor is not None}
-    save_file(kept, directory / WEIGHTS, metadata={"format": "pt"})
-    return directory
 
 
 def split_in_shards(directory: Path, count: int = 3) -> list[str]:
@@ -174,14 +165,20 @@ def test_half_precision_weights_are_converted(tmp_path: Path) -> None:
     assert_equal_to_transformers(edit_config(tmp_path, dtype="bfloat16"))
 
 
-@pytest.mark.parametrize("family, tp_size", [("llama", 2), ("qwen2", 2), ("mistral", 2), ("qwen3", 2)])
+@pytest.mark.parametrize("tp_size", [2])
+@pytest.mark.parametrize(
+    "family, has_whole_experts",
+    [*((family, False) for family in CONFIGS), *((family, True) for family in EXPERTS)],
+)
 def test_the_ranks_parts_are_cut_from_the_files_as_from_whole_tensors(
-    tmp_path: Path, family: str, tp_size: int
+    tmp_path: Path, family: str, tp_size: int, has_whole_experts: bool
 ) -> None:
     make_twin(tmp_path, family)
     whole = load_file(tmp_path / "model.safetensors")
     spec, device = ModelSpec.read(tmp_path), torch.device("cpu")
-    mapping = Mapping(spec.family.rules, spec.num_layers)
+    if has_whole_experts:
+        spec = spec.with_whole_experts(tp_size)
+    mapping = spec.mapping()
     for rank in range(tp_size):
         placement = Placement(Mesh(rank, tp_size), torch.float32, device)
         read, filled = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgray.models.mapping import Drop, Fuse, Mapping, Rename, Target
+from sgray.models.mapping import Drop, Fuse, Mapping, Rename, Stack, Target
 
 MAPPING = Mapping(
     [
@@ -40,3 +40,12 @@ def test_dropped_tensors_are_known_by_their_full_name() -> None:
     assert MAPPING.is_dropped("l.1.junk")
     assert not MAPPING.is_dropped("l.1.junk.weight")
     assert not MAPPING.is_dropped("emb.weight")
+
+
+def test_a_stack_has_the_modules_of_one_expert_after_those_of_another() -> None:
+    rule = Stack(("l.{layer}.e.{expert}.gate", "l.{layer}.e.{expert}.up"), "layers.{layer}.experts")
+    mapping = Mapping([rule], num_layers=2, num_experts=3)
+    assert mapping.target("l.1.e.0.up.weight") == Target("layers.1.experts.weight", 1)
+    assert mapping.target("l.0.e.2.gate.weight") == Target("layers.0.experts.weight", 4)
+    assert mapping.source(Target("layers.0.experts.weight", 4)) == "l.0.e.2.gate.weight"
+    assert mapping.target("l.0.e.3.gate.weight") is None

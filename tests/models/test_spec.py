@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from sgray.config import Config
 from sgray.errors import ConfigError, ModelLoadError
-from sgray.models.spec import ModelSpec
+from sgray.models.spec import ModelSpec, served_spec
 
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],
@@ -192,3 +193,48 @@ def test_nine_ranks_are_refused_for_the_mlp_pub_125(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1536 MLP columns cannot be shared evenly by 9 ranks") as error:
         read(tmp_path).check_parallel(9)
     assert "heads" not in str(error.value).split("Sizes")[0]
+
+
+MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+
+
+def test_ranks_that_cannot_share_an_experts_columns_are_refused(tmp_path: Path) -> None:
+    spec = read(tmp_path, **MIXTURE)
+    spec.check_parallel(4)
+    with pytest.raises(ConfigError, match="64 columns of an expert cannot be shared evenly by 3 ranks"):
+        spec.check_parallel(3)
+    spec.with_whole_experts(3).check_parallel(3)
+
+
+def test_dense_columns_count_only_where_there_are_dense_layers(tmp_path: Path) -> None:
+    read(tmp_path, **MIXTURE, intermediate_size=7).check_parallel(2)
+    with pytest.raises(ConfigError, match="7 MLP columns"):
+        read(tmp_path, **MIXTURE, intermediate_size=7, mlp_only_layers=[3]).check_parallel(2)
+
+
+def test_columns_of_a_shared_expert_count_with_whole_experts_too(tmp_path: Path) -> None:
+    shared = {"architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 63}
+    spec = read(tmp_path, **{**MIXTURE, **shared})
+    with pytest.raises(ConfigError, match="63 columns of the shared expert"):
+        spec.with_whole_experts(2).check_parallel(2)
+
+
+def test_experts_that_ranks_cannot_share_evenly_are_refused_by_name(tmp_path: Path) -> None:
+    read(tmp_path, **MIXTURE)
+    config = Config.parse({"parallel": {"tp_size": 4, "ep_size": 4}})
+    with pytest.raises(ConfigError, match="ep_size 4 does not fit this model: 6 experts") as error:
+        served_spec(tmp_path, config)
+    assert error.value.param == "ep_size"
+
+
+def test_a_model_without_experts_has_none_to_share_out(tmp_path: Path) -> None:
+    read(tmp_path)
+    with pytest.raises(ConfigError, match=r"ep_size 3 .*LlamaForCausalLM has none"):
+        served_spec(tmp_path, Config.parse({"parallel": {"tp_size": 3, "ep_size": 3}}))

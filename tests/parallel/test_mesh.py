@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from sgray.errors import ConfigError
-from sgray.parallel.mesh import Mesh, Split, Spread, Whole, check_rules
+from sgray.parallel.mesh import Member, Mesh, Split, Spread, Whole, check_rules
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 3, 6])
@@ -65,3 +65,12 @@ def test_a_spread_covers_any_length_in_shares_that_differ_at_the_end_alone(lengt
 def test_ranks_hold_whole_units() -> None:
     assert [Split(9, "heads").held(Mesh(rank, 3)) for rank in range(3)] == [3, 3, 3]
     assert [Split(2, "heads", shared=True).held(Mesh(rank, 4)) for rank in range(4)] == [1, 1, 1, 1]
+
+
+def test_a_member_is_whole_on_the_rank_that_holds_its_number_and_nowhere_else() -> None:
+    experts = Split(6, "experts")
+    for index in range(6):
+        parts = [Member(experts, index).part(Mesh(rank, 3), 40) for rank in range(3)]
+        assert parts == [(0, 40) if rank == index // 2 else (0, 0) for rank in range(3)]
+    assert Member(experts, 0).problem(4) == "6 experts cannot be shared evenly by 4 ranks"
+    assert Member(experts, 0).problem(3) is None

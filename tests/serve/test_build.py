@@ -66,6 +66,11 @@ def test_ranks_that_cannot_share_the_heads_are_refused_before_anything_starts(mo
         build({"model": {"model_path": str(model_dir)}, "parallel": {"tp_size": 7}})
 
 
+def test_experts_that_a_model_lacks_are_refused_before_anything_starts(model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ep_size 3 .*LlamaForCausalLM has none"):
+        build({"model": {"model_path": str(model_dir)}, "parallel": {"tp_size": 3, "ep_size": 3}})
+
+
 @pytest.mark.usefixtures("model_dir")
 def test_a_model_that_is_here_by_name_is_looked_at_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match=r"tp_size 2 does not fit.*9 query heads.*Sizes that fit: 1, 3"):

@@ -98,8 +98,9 @@ class ThreadRanks:
             "memory": {"max_total_tokens": 4096},
             **sections,
         }
-        info = load_executor(Config.parse(values))[1]
-        return cls(Config.parse({**values, "parallel": {"tp_size": size}}), model_dir, size), info
+        info = load_executor(Config.parse({**values, "parallel": {}}))[1]
+        parallel = {**sections.get("parallel", {}), "tp_size": size}
+        return cls(Config.parse({**values, "parallel": parallel}), model_dir, size), info
 
     @property
     def depth(self) -> int:

@@ -9,13 +9,27 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
+    "mixtral": MixtralConfig,
     "qwen2": Qwen2Config,
+    "qwen2_moe": Qwen2MoeConfig,
     "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
 }
 VOCAB_SIZE = 101
 SIZES = {
@@ -31,6 +45,21 @@ SIZES = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+
+
+# Of families with experts, whose names for the same numbers differ.
+EXPERTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+        "qwen2_moe": {
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 32,
+        },
+        "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16},
+    }
+)
 
 
 # Of a twin that is wide enough for a GPU's kernels and has scores that lie apart.
@@ -51,7 +80,9 @@ GPU_SIZES: Mapping[str, Any] = MappingProxyType(
 def make_twin(directory: Path, family: str = "llama", *, seed: int = 0, **changes: Any) -> Path:
     """Saves a random model of the family into `directory`; every bias and norm is random as well."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[family](**{**SIZES, **changes}), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        CONFIGS[family](**{**SIZES, **EXPERTS.get(family, {}), **changes}), dtype=torch.float32
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
@@ -65,6 +96,14 @@ def edit_config(directory: Path, remove: tuple[str, ...] = (), **changes: Any) -
     path = directory / "config.json"
     values = {key: value for key, value in json.loads(path.read_text()).items() if key not in remove}
     path.write_text(json.dumps({**values, **changes}))
+    return directory
+
+
+def edit_weights(directory: Path, changes: dict[str, torch.Tensor | None]) -> Path:
+    """Replaces, adds or (None) removes tensors of a checkpoint of one file."""
+    tensors = {**load_file(directory / "model.safetensors"), **changes}
+    kept = {name: tensor.clone().contiguous() for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 

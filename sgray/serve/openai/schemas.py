@@ -245,7 +245,7 @@ NATIVE_UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "mm_hashes": (([],), TEXT_ONLY),
     "modalities": (([], ["text"]), TEXT_ONLY),
     "return_hidden_states": ((False,), "hidden states are not given out"),
-    "return_routed_experts": ((False,), "there are no experts"),
+    "return_routed_experts": ((False,), "the experts that tokens went through are not given out"),
     "return_sampling_mask": ((False,), "the mask of sampling is not given out"),
     "lora_path": (("",), "there are no adapters"),
     "session_params": (({},), "there are no sessions; a common prefix is found by its content"),
