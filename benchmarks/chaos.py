@@ -17,22 +17,20 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from service import cluster
 
 from sgray.config import DEFAULT_MODEL
-from sgray.launch_server import free_ports, has_haproxy, ray_defaults
+from sgray.launch_server import has_haproxy
 
-ROOT = Path(__file__).parents[1]
 Json = dict[str, Any]
 SCHEMA = {
     "type": "object",
@@ -316,43 +314,31 @@ def _figures(url: str) -> dict[str, dict[str, float]]:
 
 @contextlib.contextmanager
 def service(*, haproxy: bool, replicas: int) -> Iterator[tuple[str, Callable[[int, int], None]]]:
-    """The service on a Ray cluster of its own: its URL, and what deploys another configuration in its place."""
-    port = free_ports(1)[0]
-    with tempfile.TemporaryDirectory(prefix="sgray-ch-", ignore_cleanup_errors=True) as scratch:
-        os.environ.update(ray_defaults(Path(scratch), haproxy=haproxy))
-        os.environ.update(PYTHONPATH=str(ROOT), RAY_AUTH_MODE="disabled", RAY_SERVE_LOG_TO_STDERR="0")
-        os.environ.update(RAY_worker_niceness="0")  # whatever else runs here should not look like a wedge
-        import ray  # it reads the environment when it is imported
-        from ray import serve
-
-        from sgray.serve.build import APP_NAME, build
+    """The service: its URL, and what deploys another configuration in its place."""
+    with cluster(haproxy=haproxy) as (url, deploy_args):
 
         def deploy(number: int, replicas: int) -> None:
-            args = {
-                "model": {"dtype": "float32"},
-                "memory": {"max_total_tokens": 16_384},
-                "schedule": {"max_queued_requests": 1000 + number},
-                "batches": {"batches_dir": str(Path(scratch, "batches"))},
-                "serve": {
-                    "min_replicas": replicas,
-                    "max_replicas": replicas,
-                    "num_cpus_per_replica": 0.5,
-                    "num_cpus_per_ingress": 0.1,
-                    "health_check_period_s": 1.0,
-                    "graceful_shutdown_timeout_s": 240.0,  # longer than any answer, however busy the machine
-                },
-            }
-            serve.run(build(args), name=APP_NAME, route_prefix="/")
+            deploy_args(_configuration(number, replicas), None)
 
-        ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=scratch)
-        try:
-            serve.start(http_options={"host": "127.0.0.1", "port": port})
-            deploy(0, replicas)
-            yield f"http://127.0.0.1:{port}", deploy
-        finally:
-            with contextlib.suppress(Exception):  # Serve's own end is not what is tried here
-                serve.shutdown()
-            ray.shutdown()
+        deploy(0, replicas)
+        yield url, deploy
+
+
+def _configuration(number: int, replicas: int) -> Json:
+    """The numbers are all that makes one configuration differ from another."""
+    return {
+        "model": {"dtype": "float32"},
+        "memory": {"max_total_tokens": 16_384},
+        "schedule": {"max_queued_requests": 1000 + number},
+        "serve": {
+            "min_replicas": replicas,
+            "max_replicas": replicas,
+            "num_cpus_per_replica": 0.5,
+            "num_cpus_per_ingress": 0.1,
+            "health_check_period_s": 1.0,
+            "graceful_shutdown_timeout_s": 240.0,  # longer than any answer, however busy the machine
+        },
+    }
 
 
 async def run(url: str, deploy: Callable[[int, int], None], arguments: argparse.Namespace) -> Json:

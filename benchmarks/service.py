@@ -1,0 +1,53 @@
+"""The service on a Ray cluster of its own, on this machine, for benchmarks that deploy it again and again.
+
+Knows nothing of what is asked of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sgray.launch_server import free_ports, ray_defaults
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+ROOT = Path(__file__).parents[1]
+Build = Callable[[Mapping[str, Any]], "Application"]
+Deploy = Callable[[Mapping[str, Any], Build | None], None]
+
+
+@contextlib.contextmanager
+def cluster(*, haproxy: bool) -> Iterator[tuple[str, Deploy]]:
+    """An empty cluster: its URL, and what deploys a configuration in the place of the last one.
+
+    The second argument of that builds another application than the product's from a configuration.
+    """
+    port = free_ports(1)[0]
+    with tempfile.TemporaryDirectory(prefix="sgray-be-", ignore_cleanup_errors=True) as scratch:
+        os.environ.update(ray_defaults(Path(scratch), haproxy=haproxy))
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
+        os.environ.update(PYTHONPATH=paths, RAY_AUTH_MODE="disabled", RAY_SERVE_LOG_TO_STDERR="0")
+        os.environ.update(RAY_worker_niceness="0")  # whatever else runs here should not look like a wedge
+        import ray  # it reads the environment when it is imported
+        from ray import serve
+
+        from sgray.serve.build import APP_NAME, build
+
+        def deploy(args: Mapping[str, Any], other: Build | None) -> None:
+            values = {"batches": {"batches_dir": str(Path(scratch, "batches"))}, **args}
+            serve.run((other or build)(values), name=APP_NAME, route_prefix="/")
+
+        ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False, _temp_dir=scratch)
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            yield f"http://127.0.0.1:{port}", deploy
+        finally:
+            with contextlib.suppress(Exception):  # Serve's own end is not what is tried here
+                serve.shutdown()
+            ray.shutdown()
