@@ -7,7 +7,7 @@ const at = (id) => document.getElementById(id);
 let model = null;
 let before = null;
 let talking = null;
-const messages = [];
+let messages = [];
 
 function headers() {
   const key = sessionStorage.getItem("sgray-key");
@@ -97,6 +97,7 @@ function show(found) {
 }
 
 function state(text, isBad) {
+  if (at("state").textContent === text) return; // a screen reader says whatever is put in, also when it is the same
   at("state").textContent = text;
   at("state").className = isBad ? "bad" : "";
 }
@@ -147,8 +148,10 @@ async function* texts(response) {
   }
 }
 
+// What got no answer is no part of the talk; nor is an answer to what was cleared away meanwhile.
 async function say(text) {
-  messages.push({ role: "user", content: text });
+  const talk = messages;
+  const asked = { role: "user", content: text };
   bubble("user", text);
   const answer = bubble("assistant", "");
   talking = new AbortController();
@@ -158,7 +161,7 @@ async function say(text) {
     const response = await fetch("v1/chat/completions", {
       method: "POST",
       headers: { "content-type": "application/json", ...headers() },
-      body: JSON.stringify({ model, messages, stream: true }),
+      body: JSON.stringify({ model, messages: [...talk, asked], stream: true }),
       signal: talking.signal,
     });
     if (!response.ok) throw new Error((await response.json()).error.message);
@@ -169,7 +172,8 @@ async function say(text) {
   } catch (error) {
     if (error.name !== "AbortError") bubble("failed", error.message);
   }
-  messages.push({ role: "assistant", content: answer.textContent });
+  if (answer.textContent) talk.push(asked, { role: "assistant", content: answer.textContent });
+  else answer.remove();
   talking = null;
   at("send").hidden = false;
   at("stop").hidden = true;
@@ -180,6 +184,7 @@ at("chat-form").addEventListener("submit", (event) => {
   const text = at("say").value.trim();
   if (!text || talking || model === null) return;
   at("say").value = "";
+  at("say").focus();
   say(text);
 });
 at("say").addEventListener("keydown", (event) => {
@@ -188,10 +193,13 @@ at("say").addEventListener("keydown", (event) => {
     at("chat-form").requestSubmit();
   }
 });
-at("stop").addEventListener("click", () => talking && talking.abort());
+at("stop").addEventListener("click", () => {
+  if (talking) talking.abort();
+  at("say").focus(); // the button that had the focus goes
+});
 at("clear").addEventListener("click", () => {
   if (talking) talking.abort();
-  messages.length = 0;
+  messages = [];
   at("talk").replaceChildren();
 });
 at("key-form").addEventListener("submit", (event) => {
