@@ -382,4 +382,3 @@ def test_nothing_of_it_is_imported_where_no_collector_is_named() -> None:
     loaded = json.loads(done.stdout.splitlines()[-1])
     assert "sgray.serve.tracing" in loaded
     assert [name for name in loaded if "opentelemetry" in name or name == "sgray.serve.spans"] == []
-
