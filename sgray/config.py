@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sgray.errors import ConfigError
 
@@ -278,6 +279,18 @@ class ServeConfig(Section):
         1.0, ge=0, description="Ray CPUs an engine replica reserves; with several ranks, for each of them."
     )
     num_cpus_per_ingress: float = Field(0.1, ge=0, description="Ray CPUs an ingress replica reserves.")
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector that gets traces of calls by OTLP over HTTP, such as "
+        "http://localhost:4318/v1/traces; needs the extra otel. No traces if unset.",
+    )
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _collector(cls, value: str | None) -> str | None:
+        if value is not None:
+            _check_collector(value)
+        return value
 
     @model_validator(mode="after")
     def _ordered(self) -> ServeConfig:
@@ -454,6 +467,19 @@ def _variable_keys(name: str) -> tuple[str, ...]:
     if not keys:
         raise ConfigError(f"{name} is set but holds no key; unset it to serve without keys")
     return tuple(key_hash(key, name) for key in keys)
+
+
+def _check_collector(url: str) -> None:
+    """ValueError where this is not the address of a collector, or holds a secret, which configurations show."""
+    try:
+        parts = urlsplit(url)
+        is_complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port or an address that is none
+        is_complete = False
+    if not is_complete or not url.isascii() or any(character.isspace() for character in url):
+        raise ValueError("this is no URL of OTLP over HTTP; give one such as http://localhost:4318/v1/traces")
+    if "@" in parts.netloc:
+        raise ValueError("a URL with a password is shown to others; give OTEL_EXPORTER_OTLP_HEADERS instead")
 
 
 def _explain(root: type[Section], errors: Iterable[Any]) -> str:

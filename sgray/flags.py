@@ -26,6 +26,7 @@ NOT_NEEDED: Mapping[str, str] = {
     "--node-rank": "Ray gives each process its rank; start sgray once, on any node of the cluster",
     "--dist-url": "the processes of a replica find each other through Ray",
     "--dist-init-addr": "the processes of a replica find each other through Ray",
+    "--enable-trace": "calls are traced where --otlp-traces-endpoint names a collector",
 }
 
 NOT_AVAILABLE: Mapping[str, str] = {

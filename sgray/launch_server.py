@@ -60,11 +60,14 @@ def run_file(serve_file: Path, *, haproxy: bool, lifeline: int | None = None) ->
     from sgray.models.hub import resolve_model
     from sgray.models.spec import served_spec
     from sgray.serve.openai.keys import Keyring
+    from sgray.serve.tracing import check_tracing
     from sgray.supervisor import require_free_port, run_server
 
     host, port, configs = read_serve_file(serve_file)
     require_free_port(host, port)
     keyrings = [Keyring(config.api, environment_keys()) for config in configs]
+    for config in configs:
+        check_tracing(config)
     for config in configs:  # progress and mistakes show here
         served_spec(resolve_model(config.model.model_path, revision=config.model.revision), config)
     names = [config.model_name for config in configs]

@@ -14,6 +14,7 @@ from typing import Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
+MarkName = Literal["queued", "scheduled", "first_token", "retracted", "finished"]
 
 NO_LOGPROBS = -1
 # What one sequence may ask for at most; on a GPU every slot has room for so many. End ids of the model count as well.
@@ -76,6 +77,7 @@ class Request:
     `timeout_s`: the answer is of no use any more so many seconds after the engine got the request.
     `program` names what this is a part of and what is likely to come back to its prefix: its requests meet in one place
     where that costs nothing, and what they computed is kept longer, until the program is said to have ended.
+    `trace_headers` are the W3C trace context of what this is a part of, by header name; empty where nobody traces it.
     """
 
     id: str
@@ -87,6 +89,7 @@ class Request:
     num_generated: int = 0
     timeout_s: float | None = None
     program: str = ""
+    trace_headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def num_prompt(self) -> int:
@@ -190,12 +193,37 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened to a request, at `at_s` of the engine's clock; `step` is the newest step it had part in.
+
+    `num_tokens` were known then, of prompt and answer. `num_cached` of them came from the cache when it began to run,
+    for the last time if it did so twice.
+    """
+
+    name: MarkName
+    step: int
+    at_s: float
+    num_tokens: int
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """The way of one request through an engine, from the mark "queued" to "finished"; of traced requests alone."""
+
+    request: Request
+    marks: list[Mark]
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
-    """Everything one engine step tells the outside."""
+    """Everything one engine step tells the outside. `trails` are of traced requests that have ended."""
 
     deltas: list[Delta]
     events: list[CacheEvent]
     load: Load
+    trails: list[Trail] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

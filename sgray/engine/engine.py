@@ -156,7 +156,8 @@ class Engine:
 
     def report(self) -> StepReport:
         """What happened since the last report, without a step: aborts, finishes without a token, cache events."""
-        return StepReport(self._scheduler.drain(), self._cache.drain_events(), self.current_load())
+        scheduler = self._scheduler
+        return StepReport(scheduler.drain(), self._cache.drain_events(), self.current_load(), scheduler.drain_trails())
 
     def current_load(self) -> Load:
         """What there is to do and how full the engine is."""

@@ -52,6 +52,7 @@ from sgray.protocol import (
     Finish,
     Load,
     Request,
+    Trail,
     namespace_key,
 )
 
@@ -132,6 +133,7 @@ class Scheduler:
         self._free_slots = list(range(limits.max_running - 1, -1, -1))
         self._flights: deque[_Flight] = deque()  # oldest first
         self._deltas: list[Delta] = []
+        self._trails: list[Trail] = []
         self._num_added = 0
         self._step = 0
         self._answered = 0.0  # when the last step was
@@ -186,6 +188,7 @@ class Scheduler:
             raise
         self._totals["requests"] += 1
         self._sequences[request.id] = sequence
+        sequence.mark("queued", 0, lambda: sequence.arrival)
         self._has_deadlines = self._has_deadlines or request.timeout_s is not None
         if not sequence.may_grow and sequence.prompt_logprobs is None:
             self._finish(sequence, Finish("length"))
@@ -271,6 +274,11 @@ class Scheduler:
         """The deltas since the last call."""
         deltas, self._deltas = self._deltas, []
         return deltas
+
+    def drain_trails(self) -> list[Trail]:
+        """The ways of traced requests that have ended since the last call."""
+        trails, self._trails = self._trails, []
+        return trails
 
     def load(self) -> Load:
         """What there is to do, how full the memory is, and the totals so far."""
@@ -504,6 +512,7 @@ class Scheduler:
         """
         self._totals["retracted"] += 1
         self._lookahead = min(2 * self._lookahead + 1, MAX_LOOKAHEAD)
+        sequence.mark("retracted", sequence.last_step, self._clock)
         self._leave(sequence)
         sequence.is_retracted = True
         sequence.num_computed = sequence.num_pending = 0
@@ -616,6 +625,8 @@ class Scheduler:
             sequence.num_computed = end
             sequence.num_pending += may_sample
             sequence.last_step = self._step
+        for sequence in step.admissions:
+            sequence.mark("scheduled", self._step, self._clock)
         if (min_saved := self._limits.min_saved) and len(rows) > 1:
             plan.shared.extend(shared_spans([lease for _, lease in rows], self._cache.page_size, min_saved))
         self._flights.append(_Flight(plan, rows, self._clock()))
@@ -651,13 +662,15 @@ class Scheduler:
         if end // self._cache.page_size > lease.num_committed:
             self._cache.commit(lease, sequence.tokens, end)
         if plan.samples[index]:
+            if not sequence.has_emitted:
+                sequence.mark("first_token", plan.step, self._clock)
             sequence.accept(result.tokens[index])
             tokens = sequence.take_unsent()
             self._totals["generation_tokens"] += len(tokens)
             logprobs = result.logprobs[index]
             self._deltas.append(sequence.delta(tokens, [] if logprobs is None else [logprobs]))
             if sequence.finish is not None:
-                self._remove(sequence)
+                self._remove(sequence, plan.step)
         elif end == sequence.max_length:
             self._finish(sequence, Finish("length"))  # nothing was to be drawn
 
@@ -679,9 +692,12 @@ class Scheduler:
         tokens = sequence.take_unsent()
         self._totals["generation_tokens"] += len(tokens)
         self._deltas.append(sequence.delta(tokens, []))
-        self._remove(sequence)
+        self._remove(sequence, max(0, sequence.last_step))
 
-    def _remove(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: Sequence, step: int) -> None:
+        if sequence.request.trace_headers:
+            sequence.mark("finished", step, self._clock)
+            self._trails.append(sequence.trail())
         del self._sequences[sequence.request.id]
         if sequence.slot != NO_SLOT:
             self._leave(sequence)

@@ -6,12 +6,23 @@ Knows no device, batch or queue. A sequence has no phases: what is left to do is
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from sgray.errors import SgrayError
 from sgray.memory.cache import KVLease
-from sgray.protocol import NO_LOGPROBS, Delta, ErrorInfo, Finish, Request, TokenLogprobs
+from sgray.protocol import (
+    NO_LOGPROBS,
+    Delta,
+    ErrorInfo,
+    Finish,
+    Mark,
+    MarkName,
+    Request,
+    TokenLogprobs,
+    Trail,
+)
 
 NO_SLOT = -1
 PREFIX_WAIT = "prefix"
@@ -41,7 +52,7 @@ class Sequence:
     and `arrival` (seconds) never change, so a retracted sequence keeps its age. `num_uncached` estimates, while it
     waits, how many tokens it will have to compute. With a `matcher`, `mask` is for the token after `tokens`. The answer
     is of no use after `deadline` (seconds). `num_sent` generated tokens have been told to the outside. `is_retracted`:
-    it has run before, if only elsewhere.
+    it has run before, if only elsewhere. `marks` are kept of traced requests alone.
     """
 
     request: Request
@@ -71,6 +82,7 @@ class Sequence:
     mask: bytes = b""
     num_sent: int = 0
     deadline: float = math.inf
+    marks: list[Mark] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.tokens)
@@ -150,6 +162,17 @@ class Sequence:
         tokens = self.tokens[self.num_prompt + self.num_sent :]
         self.num_sent = self.num_generated
         return tokens
+
+    def mark(self, name: MarkName, step: int, clock: Callable[[], float]) -> None:
+        """Note that this happens to it now, if anybody wants to know."""
+        if self.request.trace_headers:
+            num_cached = 0 if self.lease is None else self.lease.num_cached
+            self.marks.append(Mark(name, step, clock(), len(self.tokens), num_cached))
+
+    def trail(self) -> Trail:
+        """All that was noted, once it has ended."""
+        assert self.finish is not None
+        return Trail(self.request, self.marks, self.finish)
 
     def _is_stop(self, token: int) -> bool:
         return token in self.stop_ids and self.num_generated > self.request.sampling.min_new_tokens

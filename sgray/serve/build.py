@@ -20,6 +20,7 @@ from sgray.serve.batches.batches import batches_directory
 from sgray.serve.ingress import Ingress
 from sgray.serve.replica import LLMReplica
 from sgray.serve.table_router import TableRouter
+from sgray.serve.tracing import check_tracing
 
 APP_NAME = "sgray"
 REPLICA_DEPLOYMENT = "LLMReplica"
@@ -35,6 +36,7 @@ def build(args: Mapping[str, Any]) -> Application:
     config = Config.parse(args)
     _check_model(config)
     _check_batches(config)
+    check_tracing(config)
     values = config.model_dump()
     replicas = serve.deployment(LLMReplica, **_replica_options(config)).bind(values)
     ingress = serve.deployment(serve.ingress()(Ingress), **_ingress_options(config))

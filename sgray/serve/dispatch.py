@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from sgray.config import RoutingPolicy
 from sgray.errors import (
@@ -51,6 +52,16 @@ class DispatchLimits:
     flush_s: float = 30.0  # a flush waits for the end of a step
 
 
+class Watcher(Protocol):
+    """Who wants to know where traced requests go."""
+
+    def placed(self, request: Request, replica: str, predicted_cached: int) -> None:
+        """A request goes to a replica, maybe not for the first time."""
+
+    def came_back(self, request: Request, replica: str, error: SgrayError) -> None:
+        """A replica did not take it, or lost it."""
+
+
 class Dispatcher:
     """Implements the backend that the HTTP side asks for. Make it on the event loop that uses it."""
 
@@ -63,7 +74,9 @@ class Dispatcher:
         wake: Callable[[], None] = lambda: None,
         limits: DispatchLimits | None = None,
         link_limits: LinkLimits | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
+        self._watcher = watcher
         self._policy = policy
         self._uses_cache = uses_cache
         self._wake = wake
@@ -184,6 +197,8 @@ class Dispatcher:
 
     def _go_on(self, journey: Journey, member: _Member, error: SgrayError, busy: dict[str, OverloadedError]) -> None:
         """Prepare for the next replica after this error, or raise it."""
+        if self._watcher is not None and journey.request.trace_headers:
+            self._watcher.came_back(journey.request, member.name, error)
         if isinstance(error, OverloadedError) and not journey.has_begun:
             busy[member.name] = error
         elif isinstance(error, (ReplicaLostError, DeviceLostError)):
@@ -219,6 +234,8 @@ class Dispatcher:
                 if ticket is not None:
                     self.history.asked(hashes, self.info.page_size)
                     self.history.placed(request.id, ticket.replica, ticket.num_tokens, ticket.predicted_cached)
+                    if self._watcher is not None and request.trace_headers:
+                        self._watcher.placed(request, ticket.replica, ticket.predicted_cached)
                     return self._members[ticket.replica], ticket
                 if not busy.keys().isdisjoint(self._router.replicas):
                     raise _all_busy(list(busy.values()))

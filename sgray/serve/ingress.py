@@ -25,6 +25,7 @@ from sgray.serve.openai.keys import Keyring
 from sgray.serve.openai.service import OpenAIService
 from sgray.serve.packed import PackedBackend
 from sgray.serve.table import Endpoint, table_of
+from sgray.serve.tracing import CallTraces, spans_of
 from sgray.text.token_ids import TextCodec, TokenIds
 from sgray.text.tokenizer import Tokenizer
 
@@ -52,11 +53,14 @@ class Ingress:
         self._keyring = Keyring(config.api, KeyHashes(keys.api + own.api, keys.admin + own.admin))
         tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         self._loop = asyncio.get_running_loop()
+        self._spans = spans_of(config, "ingress")
+        self._traces = None if self._spans is None else CallTraces(self._spans)
         self._dispatcher = Dispatcher(
             policy=config.serve.routing_policy,
             uses_cache=not config.memory.disable_radix_cache,
             random_seed=config.schedule.random_seed,
             wake=self._wake,
+            watcher=self._traces,
         )
         self._ping = replicas.options(method_name="ping")
         self._waking: asyncio.Task[None] | None = None
@@ -73,7 +77,14 @@ class Ingress:
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Called by Serve: the HTTP application."""
         patient = Middleware(_Patient, dispatcher=self._dispatcher)
-        return app_of(self._service, self._config, self._keyring, batches=self._batches, behind_keys=[patient])
+        return app_of(
+            self._service,
+            self._config,
+            self._keyring,
+            batches=self._batches,
+            behind_keys=[patient],
+            traces=self._traces,
+        )
 
     async def chat(self, body: Mapping[str, Any]) -> Answer:
         """A chat completion, as POST /v1/chat/completions."""
@@ -132,6 +143,8 @@ class Ingress:
         if self._batches is not None:
             await self._batches.close()
         await self._dispatcher.close()
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     def _on_table(self, endpoints: dict[str, Endpoint]) -> None:
         """Called in whatever thread Serve's router runs."""

@@ -22,6 +22,7 @@ from sgray.protocol import StepReport
 from sgray.serve.link import LinkServer
 from sgray.serve.load_meter import LoadMeter
 from sgray.serve.table import Endpoint
+from sgray.serve.tracing import spans_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class LLMReplica:
         self._drain_s = limit_s - min(HAND_OVER_S, limit_s / 4)
         self._suspected: str | None = None
         self._lost: str | None = None  # why the links are cut, after which there is no way back
+        self._loop = asyncio.get_running_loop()
+        self._spans = spans_of(config, "replica")
         engine = await asyncio.to_thread(_load, config)  # minutes for a large model; this loop stays responsive
         self._engine_loop = EngineLoop(engine, self._publish)
         self._step_tokens = engine.limits.token_budget
@@ -97,9 +100,14 @@ class LLMReplica:
         await self._server.close()
         if self._fault() is None:
             await asyncio.to_thread(self._engine_loop.stop)
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     def _publish(self, report: StepReport) -> None:
+        """Called by the engine's thread, which is not to make spans: its next step waits."""
         self._server.publish(report)
+        if report.trails and self._spans is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._spans.record, report.trails)
 
     def _fault(self) -> str | None:
         """Why this engine will do no more work, if so."""

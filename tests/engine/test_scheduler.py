@@ -8,7 +8,7 @@ from fake_model import VOCAB_SIZE, Output, Rig, logprob, mix, solo
 from sgray.engine.plan import StepPlan
 from sgray.engine.scheduler import PROGRAM_SILENCE_S
 from sgray.errors import ContextLengthError, EngineError, InvalidRequestError, OverloadedError
-from sgray.protocol import Finish, SamplingParams, TokenLogprobs
+from sgray.protocol import Finish, SamplingParams, TokenLogprobs, Trail
 
 at_both_depths = pytest.mark.parametrize("depth", [0, 1])
 
@@ -840,3 +840,72 @@ def test_programs_never_keep_memory_from_others() -> None:
     for seed in range(1, 5):
         rig.generate(f"{seed}", prompt(seed, 30), program=f"p{seed}", max_new_tokens=1)
     assert rig.generate("large", prompt(9, 120), max_new_tokens=6).tokens == solo(prompt(9, 120), 6)
+
+
+# ---- trails
+
+TRACED = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+
+
+def marks_of(trail: Trail) -> list[tuple[str, int, int, int]]:
+    return [(mark.name, mark.step, mark.num_tokens, mark.num_cached) for mark in trail.marks]
+
+
+@at_both_depths
+def test_a_traced_request_leaves_a_trail_of_its_steps_and_others_leave_none(depth: int) -> None:
+    rig = Rig(depth=depth, budget=16)
+    rig.add("plain", prompt(1, 8), max_new_tokens=2)
+    rig.run()
+    assert rig.scheduler.drain_trails() == []
+    steps = rig.scheduler.load().steps
+    rig.add("traced", prompt(1, 40), max_new_tokens=3, trace_headers=TRACED)
+    rig.run()
+    (trail,) = rig.scheduler.drain_trails()
+    assert (trail.request.id, trail.finish) == ("traced", Finish("length"))
+    assert marks_of(trail) == [
+        ("queued", 0, 40, 0),
+        ("scheduled", steps + 1, 40, 8),
+        ("first_token", steps + 2, 40, 8),  # 32 tokens in steps of 16
+        ("finished", steps + 4, 43, 8),
+    ]
+    times = [mark.at_s for mark in trail.marks]
+    assert times == sorted(times) and len(set(times)) == 4
+    assert rig.scheduler.drain_trails() == []
+
+
+@at_both_depths
+def test_a_trail_tells_of_retractions(depth: int) -> None:
+    rig = Rig(depth=depth, num_pages=40, page_size=4, budget=256, max_running=2, lookahead=0)
+    rig.add("old", prompt(1, 60), max_new_tokens=90)
+    rig.add("young", prompt(2, 60), max_new_tokens=40, trace_headers=TRACED)
+    rig.run()
+    (trail,) = rig.scheduler.drain_trails()
+    names = [mark.name for mark in trail.marks]
+    num_retracted = rig.scheduler.load().retracted
+    assert num_retracted > 0
+    assert names == ["queued", "scheduled", "first_token", *["retracted", "scheduled"] * num_retracted, "finished"]
+    assert [mark.num_tokens for mark in trail.marks][-1] == 100
+    again = trail.marks[names.index("retracted") + 1]
+    assert again.num_tokens > 60 and again.num_cached > 0
+
+
+@pytest.mark.parametrize("end", ["abort", "refuse", "fail"])
+def test_a_trail_ends_however_the_request_does(end: str) -> None:
+    rig = Rig()
+    rig.add("a", prompt(1, 20), max_new_tokens=5, trace_headers=TRACED)
+    if end == "abort":
+        rig.abort("a")
+    elif end == "refuse":
+        rig.scheduler.refuse("a", EngineError("no"))
+    else:
+        rig.step()
+        rig.scheduler.fail_all(EngineError("broken"))
+    (trail,) = rig.scheduler.drain_trails()
+    assert trail.finish.reason == ("abort" if end == "abort" else "error")
+    has_begun = end == "fail"
+    assert [mark.name for mark in trail.marks] == [
+        "queued",
+        *(["scheduled", "first_token"] if has_begun else []),
+        "finished",
+    ]
+    assert trail.marks[-1].step == (1 if has_begun else 0)

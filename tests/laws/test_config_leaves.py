@@ -62,6 +62,7 @@ LEAVES = {
     "serve.num_cpus_per_ingress",
     "serve.num_cpus_per_replica",
     "serve.num_ingress_replicas",
+    "serve.otlp_traces_endpoint",
     "serve.routing_policy",
     "serve.target_ongoing_requests",
     "serve.target_ttft_s",

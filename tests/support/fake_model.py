@@ -264,10 +264,12 @@ class Rig:
         salt: str = "",
         timeout_s: float | None = None,
         program: str = "",
+        trace_headers: dict[str, str] | None = None,
         **sampling: object,
     ) -> None:
         params = SamplingParams(**{"temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        self.scheduler.add(Request(id, tokens, params, priority, salt, timeout_s=timeout_s, program=program))
+        more = {"timeout_s": timeout_s, "program": program, "trace_headers": trace_headers or {}}
+        self.scheduler.add(Request(id, tokens, params, priority, salt, **more))  # type: ignore[arg-type]
         self.outputs[id] = Output()
 
     def abort(self, id: str) -> None:

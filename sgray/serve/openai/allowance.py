@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sgray.config import Config
 from sgray.errors import RateLimitError, TokenRateLimitError
 from sgray.serve.openai.generation import Call, Generation
-from sgray.serve.openai.http import error_response
+from sgray.serve.openai.http import TRACE_HEADERS, error_response
 from sgray.serve.openai.keys import CALLER
 
 GENERATION = "sgray.generation"
@@ -189,10 +189,11 @@ class Limited:
 
 
 def begin(scope: Scope, generation: Generation) -> None:
-    """A call is about to run. Raises RateLimitError where its key has too few tokens left."""
+    """A call is about to run, traced as its scope says. Raises RateLimitError where its key has too few tokens left."""
     hold: _Hold | None = scope.get(_HOLD)
     if hold is not None:
         hold.take(generation.call)
+    generation.trace_headers = scope.get(TRACE_HEADERS, {})
     scope[GENERATION] = generation
 
 

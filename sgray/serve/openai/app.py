@@ -28,6 +28,7 @@ from sgray.serve.openai.backend import Backend
 from sgray.serve.openai.bounds import Bounded
 from sgray.serve.openai.control import abort_name, ended_programs, flush_timeout
 from sgray.serve.openai.http import (
+    CLIENT_CLOSED,
     ERROR_SHAPE,
     REQUEST_ID,
     STRAIGHT_SEND,
@@ -49,18 +50,21 @@ from sgray.serve.openai.overview import overview, page_file
 from sgray.serve.openai.request_log import RequestLog
 from sgray.serve.openai.service import OpenAIService
 from sgray.serve.openai.sse import encode_json
+from sgray.serve.openai.traced import Traced
 from sgray.serve.openai.validate import shown
+from sgray.serve.tracing import CallTraces
 from sgray.text.token_ids import TextCodec
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_CLIENT_CLOSED = 499  # nginx's status for a client that left; nobody reads it, but logs and metrics do
 
 
-def create_app(config: Config, tokenizer: TextCodec, backend: Backend) -> Starlette:
+def create_app(
+    config: Config, tokenizer: TextCodec, backend: Backend, *, traces: CallTraces | None = None
+) -> Starlette:
     """The application over a backend, closed by the keys of the configuration and of this process's environment."""
     keyring = Keyring(config.api, environment_keys())
     service = OpenAIService(config, tokenizer, backend)
-    return app_of(service, config, keyring, batches=Batches.over(service, config))
+    return app_of(service, config, keyring, batches=Batches.over(service, config), traces=traces)
 
 
 def app_of(
@@ -70,21 +74,26 @@ def app_of(
     *,
     batches: Batches | None,
     behind_keys: Sequence[Middleware] = (),
+    traces: CallTraces | None = None,
 ) -> Starlette:
     """The application over a service that others may call as well. Routes of the operator go through `for_admin`.
 
-    `behind_keys` are layers that see only calls which have passed the check of their key.
+    `behind_keys` are layers that see only calls which have passed the check of their key. With `traces`, calls of the
+    model are traced.
     """
     api, calls, batch_calls = config.api, _Calls(service, config), BatchCalls(batches, config)
     routes = [_route(entry, calls) for entry in CALL_ROUTES] + [_route(entry, batch_calls) for entry in BATCH_ROUTES]
     log = None if api.request_log is None else RequestLog(api.request_log)
+    paths = [entry.path for entry in CALL_ROUTES if entry.is_limited]
+    traced = [] if traces is None else [Middleware(Traced, traces=traces, model_name=config.model_name, paths=paths)]
     app = Starlette(
         routes=routes,
         middleware=[
             Middleware(Observed, metrics=service.metrics, log=log),
+            *traced,
             Middleware(Bounded, api=api),
             Middleware(Keys, keyring=keyring),
-            Middleware(Limited, config=config, paths=[entry.path for entry in CALL_ROUTES if entry.is_limited]),
+            Middleware(Limited, config=config, paths=paths),
             *behind_keys,
         ],
         exception_handlers={HTTPException: _http_exception},
@@ -277,7 +286,7 @@ class Observed:
             return
         request_id = _request_id(scope)
         is_anthropic = errors.is_anthropic(scope["path"].removeprefix(scope.get("root_path", "")))
-        began, status = time.monotonic(), _CLIENT_CLOSED  # of those who get no answer at all
+        began, status = time.monotonic(), CLIENT_CLOSED  # of those who get no answer at all
 
         async def observed(message: Message) -> None:
             nonlocal status
@@ -325,7 +334,7 @@ def _guarded(handler: Handler) -> Handler:
             log_failure(error, request_id)
             return error_response(error, request.scope)
         except ClientGoneError:
-            return Response(status_code=_CLIENT_CLOSED)
+            return Response(status_code=CLIENT_CLOSED)
         except Exception as error:  # noqa: BLE001 - the border: whatever it is, the client gets an answer
             return error_response(internal_error(error, request_id), request.scope)
 

@@ -19,6 +19,8 @@ from sgray.text.detokenizer import Detokenizer
 from sgray.text.stop import StopStrings
 from sgray.text.token_ids import TextCodec
 
+FinishedFor = Literal["stop", "length", "abort"]
+
 LOWEST_LOGPROB = -9999.0
 """What stands for minus infinity, as in OpenAI's answers: JSON has no infinities."""
 
@@ -45,7 +47,7 @@ class Piece(msgspec.Struct, frozen=True):
     text: str = ""
     tokens: list[int] = []
     entries: list[TokenEntry] = []
-    finish_reason: Literal["stop", "length", "abort"] | None = None
+    finish_reason: FinishedFor | None = None
     matched: int | str | None = None
 
 
@@ -71,7 +73,7 @@ class Choice:
         self.num_tokens = 0
         self.cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
-        self.is_finished = False
+        self.finish_reason: FinishedFor | None = None
         self._keeps_aborted = keeps_aborted
         self._prompt = prompt
         self._limit = sampling.max_new_tokens
@@ -106,6 +108,11 @@ class Choice:
         if delta.finish:
             return self._finish(text, delta.finish)
         return self._piece(text, None) if text or not self._tokenizer.has_text else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last piece was made."""
+        return self.finish_reason is not None
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -157,8 +164,8 @@ class Choice:
         tokens, entries, self._tokens, self._entries = self._tokens, self._entries, [], []
         if finish is None:
             return Piece(text, tokens, entries)
-        self.is_finished = True
-        return Piece(text, tokens, entries, "length" if finish.reason == "error" else finish.reason, matched)
+        self.finish_reason = "length" if finish.reason == "error" else finish.reason
+        return Piece(text, tokens, entries, self.finish_reason, matched)
 
     def _echo(self, delta: Delta) -> str:
         """The prompt's text, and the entries of its tokens where logprobs were asked for."""

@@ -62,6 +62,7 @@ class Generation:
         self.first_token: float | None = None  # when it came, of the monotonic clock
         self.replica: str | None = None  # where the choice that began first was computed, if that is known
         self.outcome: Outcome = "unfinished"
+        self.trace_headers: dict[str, str] = {}  # go with every request
         self.choices = [self._choice(index, tokenizer) for index in range(len(call.prompts) * call.n)]
 
     def _choice(self, index: int, tokenizer: TextCodec) -> Choice:
@@ -191,6 +192,7 @@ class Generation:
             grammar=None if held is None else held.grammar,
             timeout_s=self._timeout_s,
             program=call.programs[index // call.n] if call.programs else "",
+            trace_headers=self.trace_headers,
         )
 
 

@@ -29,6 +29,12 @@ REQUEST_ID = "sgray.request_id"
 STRAIGHT_SEND = "sgray.send"
 """Where a scope keeps the server's own `send`; the application's layers watch for nothing but a response's start."""
 
+TRACE_HEADERS = "sgray.trace_headers"
+"""Where a scope keeps the trace context of its call, if that is traced; see `Request.trace_headers`."""
+
+CLIENT_CLOSED = 499
+"""nginx's status for a client that left; nobody reads it, but logs, metrics and traces do."""
+
 ERROR_SHAPE = "sgray.error_shape"
 """Where a scope keeps how its errors look, an `ErrorShape`, if not as OpenAI's."""
 
