@@ -21,6 +21,7 @@ from sgray.errors import SgrayError
 from sgray.protocol import StepReport
 from sgray.serve.link import LinkServer
 from sgray.serve.load_meter import LoadMeter
+from sgray.serve.ranks import FurtherNodes
 from sgray.serve.table import Endpoint
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,10 @@ class LLMReplica:
         self._drain_s = limit_s - min(HAND_OVER_S, limit_s / 4)
         self._suspected: str | None = None
         self._lost: str | None = None  # why the links are cut, after which there is no way back
-        engine = await asyncio.to_thread(_load, config)  # minutes for a large model; this loop stays responsive
+        self._nodes = FurtherNodes(config) if config.parallel.nnodes > 1 else None  # they end with this object
+        engine = await asyncio.to_thread(
+            _load, config, self._nodes
+        )  # minutes for a large model; this loop stays responsive
         self._engine_loop = EngineLoop(engine, self._publish)
         self._step_tokens = engine.limits.token_budget
         token = secrets.token_urlsafe(32)
@@ -120,7 +124,7 @@ class LLMReplica:
         return max(self._wedge_timeout_s, PATIENCE * max(slow_step_s, self._step_tokens / tokens_per_s))
 
 
-def _load(config: Config) -> Engine:
+def _load(config: Config, nodes: FurtherNodes | None) -> Engine:
     """The engine, with this replica's share of the cores that the ingress and the proxy leave.
 
     Threads that outnumber the cores are worse than few: in each product all wait for the one that is not running.
@@ -131,7 +135,7 @@ def _load(config: Config) -> Engine:
         share = (measure_hardware().num_threads - 1) // max(1, config.serve.min_replicas)
         num_threads = max(1, share, int(config.num_reserved_cpus))
         config = config.model_copy(update={"model": config.model.model_copy(update={"num_threads": num_threads})})
-    engine = Engine.load(config)
+    engine = Engine.load(config, nodes)
     try:
         engine.prepare_grammars()  # imports and reads files for seconds, and holds up every thread meanwhile
     except SgrayError as error:

@@ -41,6 +41,7 @@ LEAVES = {
     "model.served_model_name",
     "model.skip_tokenizer_init",
     "model.tokenizer_path",
+    "parallel.nnodes",
     "parallel.tp_size",
     "schedule.chunked_prefill_size",
     "schedule.cuda_graph_max_bs",
