@@ -146,7 +146,7 @@ class Ranks:
     """A child for each of `hellos`, ranks 1 and up, and the `far` ranks after them; `hosts` are watched alone.
 
     `fault` says that one of them is lost, and then all are killed. Messages, meetings and `close` are one thread's
-    matter, `fault` is anybody's. Who hands in members from elsewhere gives them up, also where this raises.
+    matter, `fault` is anybody's. Who hands in members from elsewhere gives them up, unless this raises.
     """
 
     def __init__(self, hellos: Iterable[bytes], far: Sequence[Member] = (), hosts: Sequence[Member] = ()) -> None:
@@ -160,8 +160,8 @@ class Ranks:
             for number, hello in enumerate(hellos, start=1):
                 self._children.append(Child(number, hello))
         except BaseException:
-            for member in (*self._children, *far, *hosts):
-                member.close()
+            for child in self._children:
+                child.close()
             raise
         self._ranks: list[Member] = [*self._children, *far]
         self._members: list[Member] = [*self._ranks, *hosts]

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from grammars import asking, run
 from local_nodes import LocalNodes
+from processes import lives
 from twins import make_twin
 from waiting import until
 
@@ -80,7 +81,7 @@ def test_four_ranks_on_two_nodes_answer_as_one_and_closing_ends_them(twin: Path,
         assert answer(engine) == expected
         engine.close()
     nodes.close()
-    assert not any(one.is_running() for one in far)
+    assert not any(lives(one) for one in far)
 
 
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in a step", "idle"])
@@ -106,7 +107,7 @@ def test_a_rank_elsewhere_that_is_stuck_ends_the_gang_and_is_killed(
     rank.suspend()
     until(lambda: engine.fault, timeout_s=LIMIT_S)
     assert "rank 1 has said nothing" in str(engine.fault)
-    until(lambda: not rank.is_running(), timeout_s=LIMIT_S)
+    until(lambda: not lives(rank), timeout_s=LIMIT_S)
 
 
 def test_a_host_that_is_killed_ends_the_gang_and_its_ranks(
@@ -116,7 +117,7 @@ def test_a_host_that_is_killed_ends_the_gang_and_its_ranks(
     nodes.hosts[0].kill()
     until(lambda: engine.fault, timeout_s=LIMIT_S)
     assert "the host of ranks at 127.0.0.1 has left" in str(engine.fault)
-    until(lambda: not rank.is_running(), timeout_s=LIMIT_S)
+    until(lambda: not lives(rank), timeout_s=LIMIT_S)
 
 
 class NoNodes(LocalNodes):
@@ -184,4 +185,4 @@ def test_hosts_and_their_ranks_end_with_rank_0(twin: Path) -> None:
         processes = [psutil.Process(int(word)) for word in leader.stdout.readline().split()]
         assert len(processes) == 2
         leader.send_signal(signal.SIGKILL)
-    until(lambda: not any(one.is_running() for one in processes), timeout_s=LIMIT_S)
+    until(lambda: not any(lives(one) for one in processes), timeout_s=LIMIT_S)

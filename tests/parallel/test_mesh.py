@@ -65,3 +65,10 @@ def test_a_spread_covers_any_length_in_shares_that_differ_at_the_end_alone(lengt
 def test_ranks_hold_whole_units() -> None:
     assert [Split(9, "heads").held(Mesh(rank, 3)) for rank in range(3)] == [3, 3, 3]
     assert [Split(2, "heads", shared=True).held(Mesh(rank, 4)) for rank in range(4)] == [1, 1, 1, 1]
+
+
+def test_ranks_fill_node_after_node_and_count_anew_on_each() -> None:
+    meshes = [Mesh(rank, 6, 2) for rank in range(6)]
+    assert [mesh.local_rank for mesh in meshes] == [0, 1, 2, 0, 1, 2]
+    assert {mesh.ranks_per_node for mesh in meshes} == {3}
+    assert Mesh(5, 6).local_rank == 5
