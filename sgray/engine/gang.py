@@ -14,10 +14,10 @@ import msgspec
 import torch
 
 from sgray.config import Config
-from sgray.engine.nodes import FarHost, FarRank, Nodes, gather
+from sgray.engine.nodes import Far, Nodes, gather
 from sgray.engine.plan import Executor, StepPlan, StepResult
 from sgray.engine.rank import Hello
-from sgray.engine.ranks import Member, Ranks
+from sgray.engine.ranks import Ranks
 from sgray.errors import DeviceLostError
 from sgray.parallel.comm import Comm, MeetingPlace, connect
 from sgray.parallel.mesh import Mesh
@@ -38,8 +38,8 @@ class Gang:
         """Processes for ranks 1 and up, with the help of `nodes` where some are elsewhere. `config` is resolved."""
         parallel = config.parallel
         meeting = MeetingPlace.on_this_node() if nodes is None else MeetingPlace.at(nodes.address)
-        far: list[FarRank] = []
-        hosts: list[FarHost] = []
+        far: list[Far] = []
+        hosts: list[Far] = []
         try:
             if nodes is not None:
                 far, hosts = gather(nodes, parallel)
@@ -51,8 +51,7 @@ class Gang:
             )
             return cls(Ranks(here, far, hosts), meeting, Mesh(0, parallel.tp_size, parallel.nnodes))
         except BaseException:
-            members: list[Member] = [*far, *hosts]
-            for member in members:
+            for member in (*far, *hosts):
                 member.close()
             meeting.close()
             raise

@@ -54,24 +54,28 @@ class Nodes(Protocol):
         ...
 
 
-class FarHost:
-    """The host of another node."""
+class Far:
+    """A rank on another node or, without a `host`, what has started such ranks there."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, what: str, connection: socket.socket, host: Far | None = None) -> None:
         self.address = str(connection.getpeername()[0])
         prepare(connection, SILENCE_S)
         connection.setblocking(False)
-        self.line = Line(f"the host of ranks at {self.address}", connection.fileno(), connection.fileno())
+        self.line = Line(f"{what} at {self.address}", connection.fileno(), connection.fileno())
         self._connection = connection
+        self._host = host
 
     def end(self) -> str:
-        return self.last_words() or f"{self.line.name} has left"
+        if reason := self.reason(0.0):
+            return f"{self.line.name}: {reason}"
+        seen = "" if self._host is None else self._host.reason(2 * CAUSE_S)
+        return seen or f"{self.line.name} has left"
 
-    def last_words(self) -> str:
-        """What it says, and has said, about the end; waits a moment for it."""
-        due = time.monotonic() + 2 * CAUSE_S
-        while not self.line.reason and (left_s := due - time.monotonic()) > 0:
-            if select.select([self.line.up], [], [], left_s)[0] and not self.line.take():
+    def reason(self, patience_s: float) -> str:
+        """What it says about the end, waited for so long."""
+        due = time.monotonic() + patience_s
+        while not self.line.reason and select.select([self.line.up], [], [], max(0.0, due - time.monotonic()))[0]:
+            if not self.line.take():
                 break
         return _rest(self.line).decode(errors="replace")
 
@@ -86,34 +90,7 @@ class FarHost:
         self._connection.close()
 
 
-class FarRank:
-    """A rank on the node of `host`."""
-
-    def __init__(self, number: int, connection: socket.socket, host: FarHost) -> None:
-        prepare(connection, SILENCE_S)
-        connection.setblocking(False)
-        self.line = Line(f"rank {number}", connection.fileno(), connection.fileno())
-        self.address = host.address
-        self._host = host
-        self._connection = connection
-
-    def end(self) -> str:
-        if reason := _rest(self.line):
-            return f"{self.line.name}: {reason.decode(errors='replace')}"
-        return self._host.last_words() or f"{self.line.name} at {self.address} has left"
-
-    def kill(self) -> None:
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def wait(self, limit_s: float) -> None:
-        pass
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-def gather(nodes: Nodes, parallel: ParallelConfig) -> tuple[list[FarRank], list[FarHost]]:
+def gather(nodes: Nodes, parallel: ParallelConfig) -> tuple[list[Far], list[Far]]:
     """All ranks on further nodes, in order, and their hosts. Raises EngineError that says who did not come."""
     each = parallel.ranks_per_node
     keys = [tuple(secrets.token_bytes(KEY_BYTES) for _ in range(1 + each)) for _ in range(1, parallel.nnodes)]
@@ -121,11 +98,12 @@ def gather(nodes: Nodes, parallel: ParallelConfig) -> tuple[list[FarRank], list[
         port = door.getsockname()[1]
         nodes.invite([Invitation(nodes.address, port, (node + 1) * each, keys[node]) for node in range(len(keys))])
         came = _await_all(nodes, door, [key for some in keys for key in some])
-    hosts, ranks = [], []
+    hosts: list[Far] = []
+    ranks: list[Far] = []
     for node in range(len(keys)):
         first, *others = came[node * (1 + each) : (node + 1) * (1 + each)]
-        hosts.append(FarHost(first))
-        ranks += [FarRank((node + 1) * each + local, one, hosts[-1]) for local, one in enumerate(others)]
+        hosts.append(Far("the host of ranks", first))
+        ranks += [Far(f"rank {(node + 1) * each + local}", one, hosts[-1]) for local, one in enumerate(others)]
     return ranks, hosts
 
 

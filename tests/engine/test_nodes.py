@@ -106,7 +106,7 @@ def test_a_rank_elsewhere_that_is_stuck_ends_the_gang_and_is_killed(
     engine, [rank] = gang
     rank.suspend()
     until(lambda: engine.fault, timeout_s=LIMIT_S)
-    assert "rank 1 has said nothing" in str(engine.fault)
+    assert "rank 1 at 127.0.0.1 has said nothing" in str(engine.fault)
     until(lambda: not lives(rank), timeout_s=LIMIT_S)
 
 
@@ -140,7 +140,10 @@ def test_a_model_that_another_node_lacks_is_said(twin: Path, monkeypatch: pytest
     monkeypatch.chdir(twin.parent)
     config = config_of(f"./{twin.name}", 2, 2)
     elsewhere = LocalNodesElsewhere()
-    with closing(elsewhere), pytest.raises((EngineError, ModelLoadError), match=r"rank 1: .*does not exist"):
+    with (
+        closing(elsewhere),
+        pytest.raises((EngineError, ModelLoadError), match=r"rank 1 at 127\.0\.0\.1: .*does not exist"),
+    ):
         Engine.load(config, elsewhere)
 
 

@@ -6,8 +6,10 @@ as JSON. It says a line when the service is up.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from typing import Any
 
 import ray
 from ray import serve
@@ -20,14 +22,30 @@ from sgray.serve.build import APP_NAME, build
 NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 
 
-def main(port: int, args: dict[str, object]) -> None:
-    num_nodes = Config.parse(args).parallel.nnodes
+def begin(num_nodes: int) -> Cluster:
+    """A cluster to which this process belongs.
+
+    Ray gives up on a node after half a minute, which is not enough on a busy machine: a head is then begun anew, and
+    another node comes all the same.
+    """
     cluster = Cluster()
-    for number in range(num_nodes):  # Ray's own wait for them gives up too soon for a busy machine
-        cluster.add_node(wait=False, **NODE, **({"include_dashboard": False} if number == 0 else {}))
+    while cluster.head_node is None:
+        add(cluster, include_dashboard=False)
+    for _ in range(1, num_nodes):
+        add(cluster)
     ray.init(cluster.address, configure_logging=False, log_to_driver=False)
+    until(lambda: sum(node["Alive"] for node in ray.nodes()) == num_nodes, "not all nodes came", 120.0)
+    return cluster
+
+
+def add(cluster: Cluster, **options: Any) -> None:
+    with contextlib.suppress(Exception):
+        cluster.add_node(wait=False, **NODE, **options)
+
+
+def main(port: int, args: dict[str, Any]) -> None:
+    cluster = begin(Config.parse(args).parallel.nnodes)
     try:
-        until(lambda: sum(node["Alive"] for node in ray.nodes()) == num_nodes, "not all nodes came", 120.0)
         serve.start("HeadOnly", {"host": "127.0.0.1", "port": port})
         serve.run(build(args), name=APP_NAME, route_prefix="/")
         print("up", flush=True)
