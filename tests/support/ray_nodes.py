@@ -14,7 +14,6 @@ from typing import Any
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
-from waiting import until
 
 from sgray.config import Config
 from sgray.serve.build import APP_NAME, build
@@ -25,22 +24,20 @@ NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
 def begin(num_nodes: int) -> Cluster:
     """A cluster to which this process belongs.
 
-    Ray gives up on a node after half a minute, which is not enough on a busy machine: a head is then begun anew, and
-    another node comes all the same.
+    Ray gives up on a node after half a minute, which may not be enough on a busy machine: then another is begun.
     """
     cluster = Cluster()
     while cluster.head_node is None:
         add(cluster, include_dashboard=False)
-    for _ in range(1, num_nodes):
-        add(cluster)
     ray.init(cluster.address, configure_logging=False, log_to_driver=False)
-    until(lambda: sum(node["Alive"] for node in ray.nodes()) == num_nodes, "not all nodes came", 120.0)
+    while sum(node["Alive"] for node in ray.nodes()) < num_nodes:
+        add(cluster)
     return cluster
 
 
 def add(cluster: Cluster, **options: Any) -> None:
     with contextlib.suppress(Exception):
-        cluster.add_node(wait=False, **NODE, **options)
+        cluster.add_node(**NODE, **options)
 
 
 def main(port: int, args: dict[str, Any]) -> None:
