@@ -102,8 +102,9 @@ def nodes(twin: Path, service_type: Any) -> Iterator[TwoNodes]:
 
 
 def is_linked(nodes: TwoNodes, process: subprocess.Popen[bytes], output: Path) -> bool:
-    assert process.poll() is None, output.read_text()
-    return len(nodes.service.figures()["sgray:num_running_reqs"]) == 1
+    said = output.read_text()
+    assert process.poll() is None, said
+    return "up" in said.splitlines() and len(nodes.service.figures()["sgray:num_running_reqs"]) == 1
 
 
 def command(process: psutil.Process) -> str:
