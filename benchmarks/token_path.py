@@ -129,7 +129,7 @@ def product(args: Mapping[str, Any]) -> Application:
             from sgray.serve import replica
 
             step_s = float(os.environ[STEP_VARIABLE])
-            replica._load = lambda config: replay_engine(config, step_s)
+            replica._load = lambda config, nodes: replay_engine(config, step_s)
             await super().__init__(values)
 
     building.LLMReplica = ReplayReplica  # type: ignore[misc]

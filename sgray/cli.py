@@ -112,8 +112,10 @@ def _add_config(commands: Commands) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     show = _command(actions, "show", _show, "the configuration that flags give on this machine, every auto decided")
     add_config_flags(show)
-    explain = _command(actions, "explain", _explain, "what a leaf is, its type, its default and when to change it")
+    text = "what a leaf is, its type, its default and when to change it; with flags, what each rank and node would hold"
+    explain = _command(actions, "explain", _explain, text)
     explain.add_argument("leaf", nargs="?", help="section.name or name; all leaves without it")
+    add_config_flags(explain, sections=ENGINE_SECTIONS)
     api = _command(actions, "api", _show_api, "the HTTP API: every route, body and answer, as the page docs/api.md")
     api.add_argument("--json", action="store_true", help="as OpenAPI 3.1, which a server has at /openapi.json")
 
@@ -198,9 +200,29 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    chosen = list(leaves()) if arguments.leaf is None else [leaf_named(arguments.leaf)]
-    print("\n\n".join(explanation(leaf) for leaf in chosen))
+    has_flags = bool(leaves().keys() & vars(arguments).keys())
+    chosen = [leaf_named(arguments.leaf)] if arguments.leaf is not None else [] if has_flags else list(leaves())
+    texts = [explanation(leaf) for leaf in chosen]
+    if has_flags:
+        texts.append(_shares(arguments))
+    print("\n\n".join(texts))
     return 0
+
+
+def _shares(arguments: argparse.Namespace) -> str:
+    """What each rank would hold of the model that the flags name, which is fetched where it is not here."""
+    from sgray.engine.executor import DTYPES, measure_hardware
+    from sgray.models.hub import resolve_model
+    from sgray.models.shares import share_of, table
+    from sgray.models.spec import served_spec
+    from sgray.parallel.mesh import Mesh
+
+    config = config_from(arguments).resolve(measure_hardware())
+    spec = served_spec(resolve_model(config.model.model_path, revision=config.model.revision), config)
+    size, num_nodes = config.parallel.tp_size, config.parallel.nnodes
+    shares = [share_of(spec, Mesh(rank, size, num_nodes), DTYPES[config.model.dtype]) for rank in range(size)]
+    nodes = f"{num_nodes} nodes" if num_nodes > 1 else "1 node"
+    return f"{config.model.model_path} in {config.model.dtype}, {size} ranks on {nodes}:\n{table(shares)}"
 
 
 def _show_api(arguments: argparse.Namespace) -> int:

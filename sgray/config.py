@@ -31,7 +31,6 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
     {
         "parallel.dp_size": "copies of the model are replicas: set serve.min_replicas and serve.max_replicas, to one "
         "number where num_replicas would say it",
-        "parallel.nnodes": "the ranks of a replica share a node, and Ray spreads replicas over all nodes",
     }
 )
 
@@ -101,14 +100,20 @@ class ParallelConfig(Section):
     tp_size: int = Field(
         1,
         ge=1,
-        description="Tensor parallel ranks a replica, all on one node: each holds its share of the weights and of the "
-        "key-value heads, on a GPU of its own or with its share of num_threads.",
+        description="Tensor parallel ranks a replica, spread evenly over its nnodes: each holds its share of the "
+        "weights and of the key-value heads, on a GPU of its own or with its share of num_threads.",
     )
     ep_size: int = Field(
         1,
         ge=1,
         description="How ranks share the experts of a mixture: 1, each has its share of every expert's columns; "
         "tp_size, each has its share of the experts, whole.",
+    )
+    nnodes: int = Field(
+        1,
+        ge=1,
+        description="Nodes of the Ray cluster that share one replica, each with tp_size / nnodes of its ranks; more "
+        "than 1 where the GPUs of one node do not hold the model.",
     )
 
     @model_validator(mode="after")
@@ -119,6 +124,21 @@ class ParallelConfig(Section):
                 "are those that share the rest of the model, all of them"
             )
         return self
+
+    @model_validator(mode="after")
+    def _even(self) -> ParallelConfig:
+        if self.tp_size % self.nnodes:
+            fitting = [number for number in range(1, self.tp_size + 1) if self.tp_size % number == 0]
+            raise ValueError(
+                f"nnodes ({self.nnodes}) does not divide tp_size ({self.tp_size}), and every node holds as many ranks; "
+                f"set nnodes to one of {', '.join(map(str, fitting))}, or tp_size to a multiple of it"
+            )
+        return self
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks that one node holds."""
+        return self.tp_size // self.nnodes
 
 
 class MemoryConfig(Section):
@@ -321,8 +341,8 @@ class Config(Section):
 
     @property
     def num_reserved_cpus(self) -> float:
-        """Ray CPUs that a replica reserves, for all of its ranks."""
-        return self.serve.num_cpus_per_replica * self.parallel.tp_size
+        """Ray CPUs that a replica reserves on each of its nodes, for the ranks there."""
+        return self.serve.num_cpus_per_replica * self.parallel.ranks_per_node
 
     @property
     def model_name(self) -> str:

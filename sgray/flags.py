@@ -22,7 +22,6 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 
 NOT_NEEDED: Mapping[str, str] = {
-    "--nnodes": "Ray knows the nodes of its cluster; start sgray once, on any of them",
     "--node-rank": "Ray gives each process its rank; start sgray once, on any node of the cluster",
     "--dist-url": "the processes of a replica find each other through Ray",
     "--dist-init-addr": "the processes of a replica find each other through Ray",

@@ -51,6 +51,18 @@ def test_explain_shows_one_leaf_or_all(capsys: pytest.CaptureFixture[str]) -> No
     assert every.count("  flag: ") == len(leaves())
 
 
+@pytest.mark.usefixtures("model_dir")
+def test_explain_with_flags_shows_what_each_rank_and_node_would_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "explain", "nnodes", "--tp", "3", "--nnodes", "3", "--dtype", "bfloat16"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("parallel.nnodes\n") and "3 ranks on 3 nodes" in text
+    rows = [line.split() for line in text.splitlines()[-3:]]
+    assert [row[:4] for row in rows] == [["0", "0", "3", "1"], ["1", "1", "3", "1"], ["2", "2", "3", "1"]]
+    # 30 layers, one key and one value of 64 numbers of two bytes each; 134.5 million weights, but for the small norms.
+    assert [row[5] for row in rows] == ["7.5"] * 3
+    assert sum(float(row[4]) for row in rows) == pytest.approx(134_515_008 * 2 / 2**20, rel=0.01)
+
+
 def test_explain_of_an_unknown_leaf_fails_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "explain", "tpsize"]) == 1
     assert "nearest one is 'tp_size'" in capsys.readouterr().err

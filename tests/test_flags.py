@@ -32,6 +32,8 @@ def other_value(leaf: str) -> str | None:
 def test_every_leaf_can_be_set_by_its_flag(leaf: str) -> None:
     value = other_value(leaf)
     argv = [flag_of(leaf)] + ([] if value is None else [value])
+    if leaf == "parallel.nnodes":
+        argv += ["--tp", str(value)]
     if leaf == "serve.min_replicas":
         argv += ["--max-replicas", "4096"]
     section, name = leaf.split(".")
@@ -115,9 +117,9 @@ def test_the_eviction_policy_that_exists_is_accepted(typed: list[str]) -> None:
 def test_cluster_flags_are_accepted_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--tp", "16", "--nnodes", "2", "--node-rank=1", "--dist-url", "tcp://head:29500", "--dtype", "float32"]
     config = config_from(parse(parser(), argv))
-    assert (config.parallel.tp_size, config.model.dtype) == (16, "float32")
+    assert (config.parallel.tp_size, config.parallel.nnodes, config.model.dtype) == (16, 2, "float32")
     explained = capsys.readouterr().err
-    assert all(f"{flag} is not needed" in explained for flag in ("--nnodes", "--node-rank", "--dist-url"))
+    assert all(f"{flag} is not needed" in explained for flag in ("--node-rank", "--dist-url"))
 
 
 def test_a_stray_word_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from sgray.protocol import EngineInfo, Load, Request, StepReport
 
 if TYPE_CHECKING:
     from sgray.engine.grammar_queue import GrammarQueue
+    from sgray.engine.nodes import Nodes
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +70,14 @@ class Engine:
         self._grammars = grammars
 
     @classmethod
-    def load(cls, config: Config) -> Engine:
-        """An engine with the model that the configuration names; raises ConfigError if that cannot be."""
+    def load(cls, config: Config, nodes: Nodes | None = None) -> Engine:
+        """An engine with the model that the configuration names; raises ConfigError if that cannot be.
+
+        `nodes` start ranks elsewhere, where the configuration has ranks on several nodes.
+        """
         from sgray.engine.executor import load_executor  # torch is needed from here on, not to import this module
 
-        executor, info = load_executor(config)
+        executor, info = load_executor(config, nodes)
         return cls(executor, info, config)
 
     @property

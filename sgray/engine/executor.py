@@ -11,6 +11,7 @@ import torch
 
 from sgray.config import Config, Hardware
 from sgray.engine.gang import Gang
+from sgray.engine.nodes import Nodes
 from sgray.engine.plan import Executor
 from sgray.engine.runner import ModelRunner
 from sgray.errors import ConfigError, EngineError
@@ -33,11 +34,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 UNLIMITED = 2**60  # cgroup version 1 writes "no limit" as a number near 2**63
 
 
-def load_executor(config: Config) -> tuple[Executor, EngineInfo]:
-    """The model of `config`, loaded and ready, with the facts about it.
+def load_executor(config: Config, nodes: Nodes | None = None) -> tuple[Executor, EngineInfo]:
+    """The model of `config`, loaded and ready, with the facts about it. `nodes` start ranks elsewhere.
 
     Raises ConfigError or ModelLoadError, before any weights are read where the configuration alone is wrong.
     """
+    _check_nodes(config, nodes)
     hardware = measure_hardware()
     config = config.resolve(hardware)
     model_dir = resolve_model(config.model.model_path, revision=config.model.revision)
@@ -46,7 +48,7 @@ def load_executor(config: Config) -> tuple[Executor, EngineInfo]:
     if config.parallel.tp_size == 1:
         executor, pool = build_runner(config, spec, model_dir, Mesh(), SingleRank(), lambda: None)
     else:
-        executor, pool = _load_gang(config, spec, model_dir)
+        executor, pool = _load_gang(config, spec, model_dir, nodes)
     return executor, _info(config, spec, model_dir, pool)
 
 
@@ -60,7 +62,7 @@ def build_runner(
     device = rank_device(config, mesh)
     if device.type == "cpu":
         assert isinstance(config.model.num_threads, int), "resolved"
-        torch.set_num_threads(max(1, config.model.num_threads // mesh.tp_size))
+        torch.set_num_threads(max(1, config.model.num_threads // mesh.ranks_per_node))
     placement = Placement(mesh, DTYPES[config.model.dtype], device, comm)
     if device.type == "cuda":
         # Triton is needed from here on, and only here.
@@ -80,27 +82,38 @@ def build_runner(
 
 
 def rank_device(config: Config, mesh: Mesh) -> torch.device:
-    """Where a rank computes: of several GPUs that the process sees, the one of its number."""
+    """Where a rank computes: of several GPUs that the process sees, the one of its number on its node."""
     kind = config.model.device
-    return torch.device(kind, mesh.tp_rank) if kind == "cuda" and mesh.tp_size > 1 else torch.device(kind)
+    return torch.device(kind, mesh.local_rank) if kind == "cuda" and mesh.tp_size > 1 else torch.device(kind)
 
 
 def _check_devices(config: Config) -> None:
-    """Raises ConfigError where a rank would have no GPU of its own."""
-    if config.model.device == "cuda" and torch.cuda.device_count() < config.parallel.tp_size:
+    """Raises ConfigError where a rank of this node would have no GPU of its own."""
+    parallel, num_here = config.parallel, torch.cuda.device_count()
+    if config.model.device == "cuda" and num_here < parallel.ranks_per_node:
+        nodes = f" on {parallel.nnodes} nodes" if parallel.nnodes > 1 else ""
         raise ConfigError(
-            f"parallel.tp_size {config.parallel.tp_size} needs a GPU for each rank, and "
-            f"{torch.cuda.device_count()} can be seen here",
+            f"parallel.tp_size {parallel.tp_size}{nodes} needs a GPU for each rank, and {num_here} can be seen here",
             param="tp_size",
         )
 
 
-def _load_gang(config: Config, spec: ModelSpec, model_dir: Path) -> tuple[Executor, KVPool]:
+def _check_nodes(config: Config, nodes: Nodes | None) -> None:
+    """Raises ConfigError where there should be several nodes and nobody can start ranks on them."""
+    if config.parallel.nnodes > 1 and nodes is None:
+        raise ConfigError(
+            f"parallel.nnodes {config.parallel.nnodes}: only Ray Serve can start ranks on other nodes; deploy this "
+            "configuration on a Ray cluster (docs/deploying.md), or set nnodes to 1 for an engine in this process",
+            param="nnodes",
+        )
+
+
+def _load_gang(config: Config, spec: ModelSpec, model_dir: Path, nodes: Nodes | None) -> tuple[Executor, KVPool]:
     """This process as rank 0, and processes for the others, which read their parts at the same time."""
-    gang = Gang.start(config, model_dir)
+    gang = Gang.start(config, model_dir, nodes)
     try:
         gang.meet()
-        mesh = Mesh(0, config.parallel.tp_size)
+        mesh = Mesh(0, config.parallel.tp_size, config.parallel.nnodes)
         runner, pool = build_runner(config, spec, model_dir, mesh, gang.connect(rank_device(config, mesh)), gang.meet)
         gang.lead(runner)
         return gang, pool
@@ -144,7 +157,7 @@ def _build_pool(config: Config, spec: ModelSpec, placement: Placement) -> KVPool
         shape,
         free_bytes=least(placement.comm, free_memory_bytes(placement.device), placement.device),
         is_cpu=True,
-        num_sharing=mesh.tp_size,
+        num_sharing=mesh.ranks_per_node,
     )
     logger.info("key-value memory: %d pages of %d tokens", num_pages, shape.page_size)
     return KVPool(num_pages, shape, placement.device)

@@ -1,4 +1,5 @@
-"""A model over several ranks as one executor: this process is rank 0, the others are processes of their own.
+"""A model over several ranks as one executor: this process is rank 0, the others are processes of their own, here or on
+other nodes.
 
 Every rank gets every plan and executes it alone but for what the layers exchange; all end a step with the same scores
 and draw the same tokens, so that only rank 0's result is looked at. A gang lives and dies whole: the first error or
@@ -7,43 +8,52 @@ loss of any rank is the end of all, and whoever watches the replica starts anoth
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 
 import msgspec
 import torch
 
 from sgray.config import Config
+from sgray.engine.nodes import Far, Nodes, gather
 from sgray.engine.plan import Executor, StepPlan, StepResult
 from sgray.engine.rank import Hello
 from sgray.engine.ranks import Ranks
 from sgray.errors import DeviceLostError
-from sgray.parallel.comm import Comm, connect
+from sgray.parallel.comm import Comm, MeetingPlace, connect
 from sgray.parallel.mesh import Mesh
 
 
 class Gang:
     """Start it, meet, connect, build rank 0's runner, lead; then it executes plans."""
 
-    def __init__(self, ranks: Ranks, directory: Path, size: int) -> None:
+    def __init__(self, ranks: Ranks, meeting: MeetingPlace, mesh: Mesh) -> None:
         self._ranks = ranks
-        self._directory = directory
-        self._size = size
+        self._meeting = meeting
+        self._mesh = mesh
         self._encoder = msgspec.msgpack.Encoder()
         self._runner: Executor | None = None
 
     @classmethod
-    def start(cls, config: Config, model_dir: Path) -> Gang:
-        """Processes for ranks 1 and up. `config` is resolved."""
-        size = config.parallel.tp_size
-        directory = Path(tempfile.mkdtemp(prefix="sgray-ranks-"))  # nobody else may look into it
-        values, store = config.model_dump(), str(directory / "store")
+    def start(cls, config: Config, model_dir: Path, nodes: Nodes | None = None) -> Gang:
+        """Processes for ranks 1 and up, with the help of `nodes` where some are elsewhere. `config` is resolved."""
+        parallel = config.parallel
+        meeting = MeetingPlace.on_this_node() if nodes is None else MeetingPlace.at(nodes.address)
+        far: list[Far] = []
+        hosts: list[Far] = []
         try:
-            hellos = (Hello(values, str(model_dir), rank, size, store) for rank in range(1, size))
-            return cls(Ranks(map(msgspec.msgpack.encode, hellos)), directory, size)
+            if nodes is not None:
+                far, hosts = gather(nodes, parallel)
+            for number, rank in enumerate(far, start=parallel.ranks_per_node):
+                rank.line.send(_hello(config, None, number, meeting.place, rank.address))
+            here = (
+                _hello(config, model_dir, number, meeting.place, meeting.address)
+                for number in range(1, parallel.ranks_per_node)
+            )
+            return cls(Ranks(here, far, hosts), meeting, Mesh(0, parallel.tp_size, parallel.nnodes))
         except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
+            for member in (*far, *hosts):
+                member.close()
+            meeting.close()
             raise
 
     def meet(self) -> None:
@@ -52,14 +62,14 @@ class Gang:
 
     def connect(self, device: torch.device) -> Comm:
         """Rank 0's way to the others, once all have met."""
-        return connect(Mesh(0, self._size), self._directory / "store", device)
+        return connect(self._mesh, self._meeting.place, self._meeting.address, device)
 
     def lead(self, runner: Executor) -> None:
         """From now on this is an executor, and `runner` is rank 0's part in it."""
         self.meet()
         self._ranks.expect_beats()
         self._runner = runner
-        shutil.rmtree(self._directory, ignore_errors=True)  # all have found each other
+        self._meeting.leave()
 
     def cause(self) -> str | None:
         """The loss of a rank that is behind an error, if one is."""
@@ -67,7 +77,7 @@ class Gang:
 
     @property
     def processes(self) -> list[int]:
-        """The ids of the processes of ranks 1 and up."""
+        """The ids of the processes of ranks 1 and up on this node."""
         return self._ranks.processes
 
     @property
@@ -109,7 +119,7 @@ class Gang:
     def close(self) -> None:
         """End the other ranks."""
         self._ranks.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._meeting.close()
 
     @property
     def _rank(self) -> Executor:
@@ -125,3 +135,8 @@ class Gang:
         if self._ranks.cause() is None:
             self._ranks.lose(f"rank 0: {type(error).__name__}: {error}")
         return DeviceLostError(str(self._ranks.fault))
+
+
+def _hello(config: Config, model_dir: Path | None, rank: int, place: str, address: str) -> bytes:
+    path = None if model_dir is None else str(model_dir)
+    return msgspec.msgpack.encode(Hello(config.model_dump(), path, rank, place, address))

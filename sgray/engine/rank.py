@@ -6,6 +6,7 @@ its stdin ends, and ends itself at the first error: ranks that have parted never
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -27,13 +28,16 @@ from sgray.parallel.pipes import receive
 
 
 class Hello(msgspec.Struct):
-    """The first message to a rank: a resolved configuration, which rank it is, and the file where ranks find others."""
+    """The first message to a rank: a resolved configuration, which rank it is, and the place where ranks find others.
+
+    `model_dir` is None on another node than rank 0's, where the model may lie elsewhere, and `address` the rank's own.
+    """
 
     values: dict[str, Any]
-    model_dir: str
+    model_dir: str | None
     rank: int
-    size: int
     store: str
+    address: str
 
 
 class Left(Exception):
@@ -58,9 +62,10 @@ class Reports:
             raise Left
 
     def fail(self, reason: str) -> None:
-        """The last thing that is said."""
+        """The last thing that is said, if somebody still hears."""
         self._lock.acquire()  # for good: no beat follows
-        os.write(self._pipe, (FAILED + reason.encode())[:MAX_SAID_BYTES])
+        with contextlib.suppress(OSError):
+            os.write(self._pipe, (FAILED + reason.encode())[:MAX_SAID_BYTES])
 
     def _beat(self) -> None:
         while True:
@@ -101,9 +106,11 @@ def _run(hello: Hello, reports: Reports) -> None:
     from sgray.models.spec import served_spec
     from sgray.parallel.comm import connect
 
-    config, model_dir, mesh = Config.parse(hello.values), Path(hello.model_dir), Mesh(hello.rank, hello.size)
+    config = Config.parse(hello.values)
+    mesh = Mesh(hello.rank, config.parallel.tp_size, config.parallel.nnodes)
+    model_dir = _model_dir(config) if hello.model_dir is None else Path(hello.model_dir)
     reports.meet()
-    comm = connect(mesh, Path(hello.store), rank_device(config, mesh))
+    comm = connect(mesh, hello.store, hello.address, rank_device(config, mesh))
     spec = served_spec(model_dir, config)
     runner, _ = build_runner(config, spec, model_dir, mesh, comm, reports.meet)
     gc.collect()
@@ -117,3 +124,10 @@ def _run(hello: Hello, reports: Reports) -> None:
         if num_in_flight > runner.depth:
             runner.collect()
             num_in_flight -= 1
+
+
+def _model_dir(config: Config) -> Path:
+    """Where the model is on this node, fetched by one of its ranks where it is not there yet."""
+    from sgray.models.hub import resolve_model
+
+    return resolve_model(config.model.model_path, revision=config.model.revision, progress=False)

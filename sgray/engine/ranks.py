@@ -1,8 +1,9 @@
-"""The processes of a gang's other ranks, from the side of rank 0: started together, watched together, ended together.
+"""A gang's other ranks, from the side of rank 0: begun together, watched together, ended together.
 
 Down a rank's stdin go messages; when that ends, so does the rank. Up its stdout come single bytes: a beat a second, a
 mark when it has come to a meeting, and, before it ends, the reason. Nobody answers a message: a rank that no longer
-follows is seen by its silence. Knows nothing of what the messages say, nor of torch.
+follows is seen by its silence. Ranks of this node are children at two pipes; those of other nodes, and the hosts that
+started them there, come connected. Knows nothing of what the messages say, nor of torch.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from sgray.errors import DeviceLostError
 from sgray.parallel.pipes import send
@@ -34,67 +35,94 @@ GO = b"go"
 _START = "import sys; sys.path[:] = sys.argv[1:]; from sgray.engine.rank import serve; serve()"
 
 
-@dataclass(slots=True)
-class Child:
-    """One process, and what it has told so far: how many meetings it came to, when it was heard, why it failed."""
+class Line:
+    """Messages down and bytes up, and what these have told: of how many meetings, when last, and why it failed.
 
-    number: int
-    process: subprocess.Popen[bytes]
-    heard: float
-    num_met: int = 0
-    reason: bytes = b""
+    `down` does not block.
+    """
 
-    @classmethod
-    def start(cls, number: int, hello: bytes) -> Child:
-        """The process of a rank, which is told `hello`."""
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _START, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,  # what a dead rank has not read must not be in the way of closing
-        )
-        child = cls(number, process, time.monotonic())
-        os.set_blocking(child.stdin, False)
-        child.send(hello)
-        return child
-
-    @property
-    def stdin(self) -> int:
-        assert self.process.stdin is not None
-        return self.process.stdin.fileno()
-
-    @property
-    def stdout(self) -> int:
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
+    def __init__(self, name: str, down: int, up: int) -> None:
+        self.name = name
+        self.up = up
+        self.heard = time.monotonic()
+        self.num_met = 0
+        self.reason = b""
+        self._down = down
 
     def send(self, message: bytes) -> None:
-        """Raises DeviceLostError where the rank does not take it."""
+        """Raises DeviceLostError where the message is not taken."""
         try:
-            send(self.stdin, message, SILENCE_S)
+            send(self._down, message, SILENCE_S)
         except (OSError, ValueError) as error:
-            raise DeviceLostError(f"rank {self.number} takes no message: {error}") from error
+            raise DeviceLostError(f"{self.name} takes no message: {error}") from error
 
     def take(self) -> bool:
-        """What it says, which is there to be read; False when it ends."""
-        said = os.read(self.stdout, MAX_SAID_BYTES)
+        """What is said, which is there to be read; False when it ends."""
+        try:
+            said = os.read(self.up, MAX_SAID_BYTES)
+        except BlockingIOError:  # of a connection that was ready and is no longer
+            return True
+        except OSError:  # of a connection whose other end is gone
+            return False
         self.heard = time.monotonic()
-        words, _, self.reason = said.partition(FAILED)
+        words, mark, reason = said.partition(FAILED)
+        self.reason += reason
         self.num_met += words.count(MET)
-        return bool(words) and not self.reason
+        return bool(words) and not mark
+
+
+class Member(Protocol):
+    """A process that has a part in the gang, here or elsewhere."""
+
+    @property
+    def line(self) -> Line:
+        """The way to it."""
+        ...
 
     def end(self) -> str:
-        """Why it ended, once it has."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(CAUSE_S)
-        if self.reason:
-            return f"rank {self.number}: {self.reason.decode(errors='replace')}"
-        status = self.process.returncode
-        how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
-        return f"rank {self.number} {how}"
+        """Why it ended, once it has; waits a moment for the reason."""
+        ...
+
+    def kill(self) -> None:
+        """See to its end, without waiting for it."""
+        ...
+
+    def wait(self, limit_s: float) -> None:
+        """Until it has ended, where that can be seen from here."""
+        ...
 
     def close(self) -> None:
-        """Kill it and give everything back."""
+        """Give everything back, after its end."""
+        ...
+
+
+class Child:
+    """A rank of this node."""
+
+    def __init__(self, number: int, hello: bytes) -> None:
+        """The process of a rank, which is told `hello`."""
+        # What a dead rank has not read must not be in the way of closing: so there are no buffers.
+        self.process = start_rank(subprocess.PIPE, subprocess.PIPE)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        stdin, stdout = self.process.stdin.fileno(), self.process.stdout.fileno()
+        os.set_blocking(stdin, False)
+        self.line = Line(f"rank {number}", stdin, stdout)
+        self.line.send(hello)
+
+    def end(self) -> str:
+        self.wait(CAUSE_S)
+        if self.line.reason:
+            return f"{self.line.name}: {self.line.reason.decode(errors='replace')}"
+        return f"{self.line.name} {how_ended(self.process)}"
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def wait(self, limit_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(limit_s)
+
+    def close(self) -> None:
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -102,13 +130,26 @@ class Child:
             pipe.close()
 
 
-class Ranks:
-    """One process for each of `hellos`, ranks 1 and up; `fault` says that one of them is lost, and then all are killed.
+def start_rank(stdin: int, stdout: int) -> subprocess.Popen[bytes]:
+    """The process of a rank between these two."""
+    command = [sys.executable, "-W", "ignore", "-c", _START, *sys.path]
+    return subprocess.Popen(command, stdin=stdin, stdout=stdout, bufsize=0)
 
-    Messages, meetings and `close` are one thread's matter, `fault` is anybody's.
+
+def how_ended(process: subprocess.Popen[bytes]) -> str:
+    """What the status of a process tells of its end."""
+    status = process.returncode
+    return f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+
+
+class Ranks:
+    """A child for each of `hellos`, ranks 1 and up, and the `far` ranks after them; `hosts` are watched alone.
+
+    `fault` says that one of them is lost, and then all are killed. Messages, meetings and `close` are one thread's
+    matter, `fault` is anybody's. Who hands in members from elsewhere gives them up, unless this raises.
     """
 
-    def __init__(self, hellos: Iterable[bytes]) -> None:
+    def __init__(self, hellos: Iterable[bytes], far: Sequence[Member] = (), hosts: Sequence[Member] = ()) -> None:
         self._changed = threading.Condition()
         self._fault: str | None = None
         self._num_meetings = 0
@@ -117,11 +158,13 @@ class Ranks:
         self._children: list[Child] = []
         try:
             for number, hello in enumerate(hellos, start=1):
-                self._children.append(Child.start(number, hello))
+                self._children.append(Child(number, hello))
         except BaseException:
             for child in self._children:
                 child.close()
             raise
+        self._ranks: list[Member] = [*self._children, *far]
+        self._members: list[Member] = [*self._ranks, *hosts]
         self._watcher = threading.Thread(target=self._watch, name="sgray-ranks", daemon=True)
         self._watcher.start()
 
@@ -132,13 +175,13 @@ class Ranks:
 
     @property
     def processes(self) -> list[int]:
-        """The ids of the processes, by rank."""
+        """The ids of the processes on this node, by rank."""
         return [child.process.pid for child in self._children]
 
     def send(self, message: bytes) -> None:
         """Tell all ranks; DeviceLostError where one cannot be told."""
-        for child in self._children:
-            child.send(message)
+        for rank in self._ranks:
+            rank.line.send(message)
 
     def meet(self) -> None:
         """Wait until all ranks have come to the meeting that this one comes to. DeviceLostError if one never will."""
@@ -150,9 +193,9 @@ class Ranks:
         self.send(GO)
 
     def expect_beats(self) -> None:
-        """From now on a rank that says nothing for `SILENCE_S` is lost. Before, imports and reading may hold it up."""
-        for child in self._children:
-            child.heard = time.monotonic()
+        """From now on one that says nothing for `SILENCE_S` is lost. Before, imports and reading may hold it up."""
+        for member in self._members:
+            member.line.heard = time.monotonic()
         self._is_ready = True
 
     def cause(self) -> str | None:
@@ -169,8 +212,8 @@ class Ranks:
             self._fault = reason
             self._changed.notify_all()
         logger.error("the ranks of this replica are given up: %s", reason)
-        for child in self._children:
-            child.process.kill()
+        for member in self._members:
+            member.kill()
 
     def close(self) -> None:
         """End all processes and wait for that. May be called twice."""
@@ -178,36 +221,35 @@ class Ranks:
             if self._is_closed:
                 return
             self._is_closed = True
-        for child in self._children:
-            child.process.kill()
+        for member in self._members:
+            member.kill()
         self._watcher.join(END_S)
-        for child in self._children:
-            child.close()
+        for member in self._members:
+            member.close()
 
     def _have_met(self) -> bool:
-        return all(child.num_met >= self._num_meetings for child in self._children)
+        return all(rank.line.num_met >= self._num_meetings for rank in self._ranks)
 
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for child in self._children:
-                selector.register(child.stdout, selectors.EVENT_READ, child)
+            for member in self._members:
+                selector.register(member.line.up, selectors.EVENT_READ, member)
             while self._fault is None and not self._is_closed:
                 began = time.monotonic()  # what came before is read before anybody is called silent
                 for key, _ in selector.select(BEAT_S):
                     self._take(key.data)
                 self._check_silence(began)
-        for child in self._children:  # all are being killed, whatever it was that ended the watch
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(END_S)
+        for member in self._members:  # all are being killed, whatever it was that ended the watch
+            member.wait(END_S)
 
-    def _take(self, child: Child) -> None:
-        if not child.take():
-            self.lose(child.end())
+    def _take(self, member: Member) -> None:
+        if not member.line.take():
+            self.lose(member.end())
             return
         with self._changed:
             self._changed.notify_all()
 
     def _check_silence(self, now: float) -> None:
-        silent = [child.number for child in self._children if now - child.heard > SILENCE_S]
+        silent = [member.line.name for member in self._members if now - member.line.heard > SILENCE_S]
         if silent and self._is_ready:
-            self.lose(f"rank {silent[0]} has said nothing for {SILENCE_S:g} s")
+            self.lose(f"{silent[0]} has said nothing for {SILENCE_S:g} s")

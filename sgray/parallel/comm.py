@@ -6,6 +6,9 @@ single rank has the form without a group, whose every operation gives its argume
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sgray.parallel.mesh import Mesh
+from sgray.parallel.sockets import listen
 
 
 class Comm(Protocol):
@@ -32,6 +36,9 @@ class Comm(Protocol):
         ...
 
 
+LOOPBACK = "127.0.0.1"
+_TCP = "tcp "
+JOIN_S = 60.0  # for the first word with the store, which all come to at once
 TIMEOUT_S = 8.0  # between the same call on two ranks, which are equally busy
 
 
@@ -46,16 +53,16 @@ class SingleRank:
 
 
 class GlooComm:
-    """Ranks of one machine, over gloo and the loopback device.
+    """Ranks over gloo, each reached by the others at its own `address`; the loopback's where one machine has them all.
 
     Built by all ranks at once around one `store`; a rank that does not come, or falls silent in an operation, is a
     RuntimeError on the others after `timeout_s` seconds, and one that dies is one at once.
     """
 
-    def __init__(self, mesh: Mesh, store: dist.Store, timeout_s: float) -> None:
+    def __init__(self, mesh: Mesh, store: dist.Store, timeout_s: float, address: str = LOOPBACK) -> None:
         gloo: Any = dist.ProcessGroupGloo  # torch's stubs know only its name
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._devices = [gloo.create_device(hostname=address)]
         options._timeout = timedelta(seconds=timeout_s)
         self._group = gloo(store, mesh.tp_rank, mesh.tp_size, options)
         self._size = mesh.tp_size
@@ -90,13 +97,59 @@ class NcclComm:
         return torch.cat(parts.unbind(0), dim=-1)
 
 
-def connect(mesh: Mesh, path: Path, device: torch.device) -> Comm:
-    """The group of all ranks that call this with the same `path`, a file that need not exist."""
-    store = dist.FileStore(str(path), mesh.tp_size)
+class MeetingPlace:
+    """Where the ranks of one group find each other: a file or, for several nodes, a store in this process.
+
+    `place` names it to the others, `address` is where other nodes reach this process.
+    """
+
+    def __init__(self, place: str, address: str, directory: Path | None, store: dist.Store | None) -> None:
+        self.place = place
+        self.address = address
+        self._directory = directory
+        self._store = store
+
+    @classmethod
+    def on_this_node(cls) -> MeetingPlace:
+        """A file, in a directory that nobody else may look into."""
+        directory = Path(tempfile.mkdtemp(prefix="sgray-ranks-"))
+        return cls(str(directory / "store"), LOOPBACK, directory, None)
+
+    @classmethod
+    def at(cls, address: str) -> MeetingPlace:
+        """A store that listens on this address."""
+        with listen(address) as door:
+            port = door.getsockname()[1]
+            limit = timedelta(seconds=JOIN_S)
+            # torch would listen on all addresses; the socket that it is handed listens on one.
+            store = dist.TCPStore(address, port, None, True, limit, False, master_listen_fd=os.dup(door.fileno()))
+        return cls(f"{_TCP}{address} {port}", address, None, store)
+
+    def leave(self) -> None:
+        """All have connected: the file may go. The store stays, for a group may look into it later."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def close(self) -> None:
+        """Give it up. May be called twice."""
+        self.leave()
+        self._store = None
+
+
+def connect(mesh: Mesh, place: str, address: str, device: torch.device) -> Comm:
+    """The group of all ranks that call this with the same `place`: a file that need not exist, or a store's.
+
+    `address` is where other nodes reach this rank.
+    """
+    if place.startswith(_TCP):
+        host, port = place.removeprefix(_TCP).split()
+        store: dist.Store = dist.TCPStore(host, int(port), None, False, timedelta(seconds=JOIN_S))
+    else:
+        store = dist.FileStore(place, mesh.tp_size)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         return NcclComm(mesh, store)
-    return GlooComm(mesh, store, TIMEOUT_S)
+    return GlooComm(mesh, store, TIMEOUT_S, address)
 
 
 def least(comm: Comm, number: int, device: torch.device) -> int:

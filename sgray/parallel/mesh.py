@@ -13,10 +13,21 @@ from sgray.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The place of this rank: number `tp_rank` of `tp_size` tensor parallel ranks."""
+    """The place of this rank: number `tp_rank` of `tp_size` tensor parallel ranks, which fill node after node."""
 
     tp_rank: int = 0
     tp_size: int = 1
+    num_nodes: int = 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many ranks share this one's node, itself included."""
+        return self.tp_size // self.num_nodes
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this rank among those of its node."""
+        return self.tp_rank % self.ranks_per_node
 
 
 class ShardRule(Protocol):

@@ -1,6 +1,6 @@
-"""Messages between processes of one machine over a pipe: four bytes of length, then the message.
+"""Messages between processes over a pipe or a connection: four bytes of length, then the message.
 
-Knows nothing of what they say. A pipe holds a few, so that who sends need not wait for who reads.
+Knows nothing of what they say. Either holds a few, so that who sends need not wait for who reads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def receive(pipe: int) -> bytes | None:
 def _exactly(pipe: int, count: int) -> bytes | None:
     parts: list[bytes] = []
     while count:
-        part = os.read(pipe, count)
+        try:
+            part = os.read(pipe, count)
+        except OSError:  # a connection ends so where the other side is gone with something unread, or its machine is
+            return None
         if not part:
             return None
         parts.append(part)

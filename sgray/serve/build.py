@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
@@ -18,6 +17,7 @@ from sgray.models.spec import served_spec
 from sgray.serve.autoscale import EngineSignals, replicas_for_ongoing_requests
 from sgray.serve.batches.batches import batches_directory
 from sgray.serve.ingress import Ingress
+from sgray.serve.placement import actor_options, alive_nodes, check_nodes, gpus_per_node, group_options
 from sgray.serve.replica import LLMReplica
 from sgray.serve.table_router import TableRouter
 from sgray.serve.tracing import check_tracing
@@ -37,6 +37,7 @@ def build(args: Mapping[str, Any]) -> Application:
     _check_model(config)
     _check_batches(config)
     check_tracing(config)
+    check_nodes(config)
     values = config.model_dump()
     replicas = serve.deployment(LLMReplica, **_replica_options(config)).bind(values)
     ingress = serve.deployment(serve.ingress()(Ingress), **_ingress_options(config))
@@ -49,7 +50,8 @@ def _replica_options(config: Config) -> dict[str, Any]:
     options = config.serve
     return {
         "name": REPLICA_DEPLOYMENT,
-        "ray_actor_options": {"num_cpus": config.num_reserved_cpus, "num_gpus": _num_gpus(config)},
+        "ray_actor_options": actor_options(config),
+        **group_options(config),
         "autoscaling_config": _autoscaling(options),
         "request_router_config": RequestRouterConfig(request_router_class=TableRouter),
         "max_ongoing_requests": NO_LIMIT,
@@ -96,26 +98,16 @@ def _ingress_options(config: Config) -> dict[str, Any]:
     }
 
 
-def _num_gpus(config: Config) -> int:
-    """GPUs that a replica reserves; a replica that reserves none sees none, and `auto` is the CPU there."""
-    device = config.model.device
-    if device == "auto":
-        nodes = [node for node in ray.nodes() if node["Alive"]] if ray.is_initialized() else []
-        most = max((node["Resources"].get("GPU", 0) for node in nodes), default=0)  # all ranks share a node
-        device = "cuda" if most >= config.parallel.tp_size else "cpu"
-    return config.parallel.tp_size if device == "cuda" else 0
-
-
 def _num_ingresses(config: Config) -> int:
     wanted = config.serve.num_ingress_replicas
-    return num_ingresses(has_gpus=_num_gpus(config) > 0) if wanted == "auto" else wanted
+    return num_ingresses(has_gpus=gpus_per_node(config) > 0) if wanted == "auto" else wanted
 
 
 def _check_batches(config: Config) -> None:
     """Refuse several ingresses over several nodes: each node would have a database of its own."""
-    if batches_directory(config) is None or not ray.is_initialized():
+    if batches_directory(config) is None:
         return
-    num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    num_nodes = len(alive_nodes())
     if num_nodes > 1 and _num_ingresses(config) > 1:
         raise ConfigError(
             f"batches.batches_dir: the database of batches is a file, which ingresses on {num_nodes} nodes "

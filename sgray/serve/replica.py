@@ -21,6 +21,7 @@ from sgray.errors import SgrayError
 from sgray.protocol import StepReport
 from sgray.serve.link import LinkServer
 from sgray.serve.load_meter import LoadMeter
+from sgray.serve.ranks import FurtherNodes
 from sgray.serve.table import Endpoint
 from sgray.serve.tracing import spans_of
 
@@ -46,7 +47,9 @@ class LLMReplica:
         self._lost: str | None = None  # why the links are cut, after which there is no way back
         self._loop = asyncio.get_running_loop()
         self._spans = spans_of(config, "replica")
-        engine = await asyncio.to_thread(_load, config)  # minutes for a large model; this loop stays responsive
+        self._nodes = FurtherNodes(config) if config.parallel.nnodes > 1 else None  # they end with this object
+        # Minutes for a large model; this loop stays responsive.
+        engine = await asyncio.to_thread(_load, config, self._nodes)
         self._engine_loop = EngineLoop(engine, self._publish)
         self._step_tokens = engine.limits.token_budget
         token = secrets.token_urlsafe(32)
@@ -128,7 +131,7 @@ class LLMReplica:
         return max(self._wedge_timeout_s, PATIENCE * max(slow_step_s, self._step_tokens / tokens_per_s))
 
 
-def _load(config: Config) -> Engine:
+def _load(config: Config, nodes: FurtherNodes | None) -> Engine:
     """The engine, with this replica's share of the cores that the ingress and the proxy leave.
 
     Threads that outnumber the cores are worse than few: in each product all wait for the one that is not running.
@@ -139,7 +142,7 @@ def _load(config: Config) -> Engine:
         share = (measure_hardware().num_threads - 1) // max(1, config.serve.min_replicas)
         num_threads = max(1, share, int(config.num_reserved_cpus))
         config = config.model_copy(update={"model": config.model.model_copy(update={"num_threads": num_threads})})
-    engine = Engine.load(config)
+    engine = Engine.load(config, nodes)
     try:
         engine.prepare_grammars()  # imports and reads files for seconds, and holds up every thread meanwhile
     except SgrayError as error:

@@ -42,6 +42,7 @@ LEAVES = {
     "model.skip_tokenizer_init",
     "model.tokenizer_path",
     "parallel.ep_size",
+    "parallel.nnodes",
     "parallel.tp_size",
     "schedule.chunked_prefill_size",
     "schedule.cuda_graph_max_bs",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sgray.parallel.comm import Comm, GlooComm, SingleRank, connect, least
+from sgray.parallel.comm import LOOPBACK, Comm, GlooComm, MeetingPlace, SingleRank, connect, least
 from sgray.parallel.mesh import Mesh
 
 
@@ -52,15 +56,34 @@ def test_the_least_of_what_ranks_bring_is_the_same_on_all() -> None:
     assert least(SingleRank(), 5, torch.device("cpu")) == 5
 
 
-def test_ranks_meet_at_a_file_that_may_go_when_they_have_met(tmp_path: Path) -> None:
-    path = tmp_path / "store"
+@pytest.mark.parametrize("make", [MeetingPlace.on_this_node, partial(MeetingPlace.at, LOOPBACK)], ids=["file", "store"])
+def test_ranks_meet_at_a_place_that_may_go_when_they_have_met(
+    make: Callable[[], MeetingPlace], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    meeting = make()
     with ThreadPoolExecutor(2) as pool:
-        comms = list(pool.map(lambda rank: connect(Mesh(rank, 2), path, torch.device("cpu")), range(2)))
-        path.unlink()
+        comms = list(
+            pool.map(lambda rank: connect(Mesh(rank, 2), meeting.place, LOOPBACK, torch.device("cpu")), range(2))
+        )
+        meeting.leave()
+        assert not list(tmp_path.iterdir())
         sums = list(pool.map(lambda comm: comm.all_reduce(torch.ones(3)), comms))
         assert [one.tolist() for one in sums] == [[2.0] * 3] * 2
         del comms
-    assert not path.exists()
+    meeting.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_for_several_nodes_listens_on_its_address_alone() -> None:
+    meeting = MeetingPlace.at("127.0.0.2")
+    port = int(meeting.place.split()[-1])
+    with closing(meeting):
+        socket.create_connection(("127.0.0.2", port), timeout=5).close()
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", port), timeout=5)
 
 
 def test_a_rank_that_falls_silent_is_an_error_on_the_others() -> None:

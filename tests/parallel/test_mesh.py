@@ -74,3 +74,10 @@ def test_a_member_is_whole_on_the_rank_that_holds_its_number_and_nowhere_else() 
         assert parts == [(0, 40) if rank == index // 2 else (0, 0) for rank in range(3)]
     assert Member(experts, 0).problem(4) == "6 experts cannot be shared evenly by 4 ranks"
     assert Member(experts, 0).problem(3) is None
+
+
+def test_ranks_fill_node_after_node_and_count_anew_on_each() -> None:
+    meshes = [Mesh(rank, 6, 2) for rank in range(6)]
+    assert [mesh.local_rank for mesh in meshes] == [0, 1, 2, 0, 1, 2]
+    assert {mesh.ranks_per_node for mesh in meshes} == {3}
+    assert Mesh(5, 6).local_rank == 5

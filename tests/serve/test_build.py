@@ -43,7 +43,14 @@ def deployments(args: dict[str, Any]) -> dict[str, Any]:
         pytest.param({"modle": {}}, ["modle", "did you mean 'model'", "serve"], id="section"),
         pytest.param({"parallel": {"tensor_paralel_size": 1}}, ["parallel.tensor_paralel_size", "tp_size"], id="leaf"),
         pytest.param({"parallel": {"dp_size": 2}}, ["parallel.dp_size", "serve.min_replicas", "num_replicas"], id="dp"),
-        pytest.param({"parallel": {"nnodes": 2}}, ["parallel.nnodes", "share a node"], id="nnodes"),
+        pytest.param(
+            {"parallel": {"tp_size": 6, "nnodes": 4}}, ["nnodes (4)", "tp_size (6)", "1, 2, 3, 6"], id="nnodes"
+        ),
+        pytest.param(
+            {"model": {"device": "cpu"}, "parallel": {"tp_size": 3, "nnodes": 3}, "serve": {"num_cpus_per_replica": 0}},
+            ["serve.num_cpus_per_replica", "parallel.nnodes"],
+            id="nodes without a reservation",
+        ),
         pytest.param({"serve": {"num_replica": 2}}, ["serve.num_replica", "min_replicas"], id="replicas"),
         pytest.param({"serve": {"max_ongoing_requests": 2}}, ["serve.max_ongoing_requests", "Allowed"], id="ongoing"),
         pytest.param({"serve": {"min_replicas": 3, "max_replicas": 2}}, ["min_replicas (3)", "(2)"], id="order"),
@@ -131,6 +138,17 @@ def test_a_replica_reserves_what_all_of_its_ranks_need(device: str, num_gpus: in
     args = {"model": {"device": device}, "parallel": {"tp_size": 3}, "serve": {"num_cpus_per_replica": 0.5}}
     options = deployments(args)["LLMReplica"].ray_actor_options
     assert (options["num_cpus"], options["num_gpus"]) == (1.5, num_gpus)
+
+
+@pytest.mark.parametrize(("device", "bundle"), [("cuda", {"CPU": 1.5, "GPU": 3.0}), ("cpu", {"CPU": 1.5})])
+def test_a_replica_of_several_nodes_reserves_a_bundle_on_each(device: str, bundle: dict[str, float]) -> None:
+    parallel = {"tp_size": 9, "nnodes": 3}
+    model = {"device": device, "model_path": "nobody/has-it"}
+    args = {"model": model, "parallel": parallel, "serve": {"num_cpus_per_replica": 0.5}}
+    replica = deployments(args)["LLMReplica"]
+    assert replica._replica_config.placement_group_bundles == [bundle] * 3
+    assert replica._replica_config.placement_group_strategy == "STRICT_SPREAD"
+    assert (replica.ray_actor_options["num_cpus"], replica.ray_actor_options["num_gpus"]) == (1.5, bundle.get("GPU", 0))
 
 
 def test_streams_may_finish_for_longer_than_an_ordinary_generation_takes() -> None:

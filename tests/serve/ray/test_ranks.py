@@ -14,8 +14,10 @@ import pytest
 from grammars import make_model
 
 from sgray.config import Config
+from sgray.errors import ConfigError
 from sgray.local import LocalModel
 from sgray.protocol import SamplingParams
+from sgray.serve.build import build
 
 NUM_ROUNDS = 2
 PROMPT = "Once upon a time"
@@ -77,6 +79,12 @@ def test_two_ranks_answer_over_http_as_one(service: Any, alone: str) -> None:
     assert len(answer.choices[0].logprobs.tokens) == 12
     [others] = gangs().values()
     assert len(others) == 1
+
+
+@pytest.mark.usefixtures("service")
+def test_ranks_on_more_nodes_than_the_cluster_has_are_refused_with_what_to_do(twin: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nnodes 2: Ray's cluster has one node; start Ray on more.*nnodes to 1"):
+        build({"model": {"model_path": str(twin)}, "parallel": {"tp_size": 2, "nnodes": 2}})
 
 
 def test_a_killed_rank_restarts_its_gang_and_leaves_nothing(service: Any, alone: str) -> None:
