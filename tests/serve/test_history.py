@@ -50,7 +50,19 @@ def test_a_branch_that_many_leave_is_told_beside_what_goes_on() -> None:
     history = History()
     for number in range(10):
         history.asked([1, 2] if number < 5 else [1, 20 + number], 64)
-    assert [(prefix.hash, prefix.num_requests) for prefix in history.hot(10)] == [(1, 10), (2, 5)]
+    assert [(prefix.hash, prefix.num_requests, prefix.parent) for prefix in history.hot(10)] == [
+        (1, 10, None),
+        (2, 5, 1),
+    ]
+
+
+def test_the_parent_that_is_told_is_one_that_is_told() -> None:
+    history = History()
+    for number in range(12):
+        history.asked([1, 2, 3 + number // 6, 4 + number // 6], 64)  # 1 and 2 are one, then two go on
+    found = {prefix.hash: prefix.parent for prefix in history.hot(10)}
+    assert found == {2: None, 4: 2, 5: 2}
+    assert {prefix.hash: prefix.parent for prefix in history.hot(2)} == {2: None, 4: 2}
 
 
 def test_prompts_without_a_whole_page_are_not_counted() -> None:

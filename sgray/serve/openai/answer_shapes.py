@@ -323,6 +323,7 @@ class PrefixView(AnswerBody):
     hash: str
     tokens: int
     requests: int = Field(description="Old ones fade.")
+    parent: str | None = Field(description="The longest of the told prefixes that this one begins with.")
 
 
 class DecisionView(AnswerBody):

@@ -49,7 +49,12 @@ def overview(config: Config, backend: Backend) -> Json:
         ),
         "replicas": [_replica(name, load, page_size) for name, load in sorted(loads.items())],
         "prefixes": [
-            {"hash": f"{one.hash & (2**64 - 1):016x}", "tokens": one.num_tokens, "requests": one.num_requests}
+            {
+                "hash": _told(one.hash),
+                "tokens": one.num_tokens,
+                "requests": one.num_requests,
+                "parent": None if one.parent is None else _told(one.parent),
+            }
             for one in history.hot(MAX_PREFIXES_SHOWN)
         ],
         "decisions": [
@@ -79,6 +84,11 @@ def _replica(name: str, load: Load, page_size: int) -> Json:
         "prefill_tokens_per_s": load.prefill_tokens_per_s,
         "decode_step_s": load.decode_step_s,
     }
+
+
+def _told(hash: int) -> str:
+    """A prefix's name: JSON's readers may round a number as large."""
+    return f"{hash & (2**64 - 1):016x}"
 
 
 def _share(part: int, whole: int) -> float:

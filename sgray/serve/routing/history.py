@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
 
 MAX_DECISIONS = 4096
 MAX_PREFIXES = 512
@@ -89,14 +89,26 @@ class History:
         return found
 
     def hot(self, count: int) -> list[Prefix]:
-        """The prefixes by the tokens that requests have had in common there, without those that a longer one says."""
+        """The prefixes by the tokens that requests have had in common there, without those that a longer one says.
+
+        The `parent` of each is the longest shorter one that is told as well.
+        """
         shared = [one for one in self._prefixes.values() if one.num_requests > 1]
         longer: dict[int, int] = {}
         for one in shared:
             if one.parent is not None:
                 longer[one.parent] = max(longer.get(one.parent, 0), one.num_requests)
         worth = [one for one in shared if longer.get(one.hash, 0) < SAME_SHARE * one.num_requests]
-        return sorted(worth, key=lambda one: (-one.num_requests * one.num_tokens, one.hash))[:count]
+        told = sorted(worth, key=lambda one: (-one.num_requests * one.num_tokens, one.hash))[:count]
+        hashes = {one.hash for one in told}
+        return [replace(one, parent=self._ancestor(one, hashes)) for one in told]
+
+    def _ancestor(self, prefix: Prefix, among: Set[int]) -> int | None:
+        parent = prefix.parent
+        while parent is not None and parent not in among:
+            above = self._prefixes.get(parent)
+            parent = None if above is None else above.parent
+        return parent
 
     def _forget(self) -> None:
         """Drop the rarer half, and halve the counts of the others, so that what was hot once fades."""

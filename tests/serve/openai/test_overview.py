@@ -60,7 +60,7 @@ async def test_replicas_prefixes_and_decisions_are_told(api, backend):
     assert found["model"] == "smollm2-135m-instruct" and found["policy"] == "cost"
     (replica,) = found["replicas"]
     assert (replica["name"], replica["kv_total_tokens"], replica["kv_used_tokens"]) == ("replica-1", 16384, 8192)
-    assert found["prefixes"] == [{"hash": "f" * 16, "tokens": 32, "requests": 3}]
+    assert found["prefixes"] == [{"hash": "f" * 16, "tokens": 32, "requests": 3, "parent": None}]
     (decision,) = found["decisions"]
     assert decision.pop("time") > 1e9
     assert decision == {

@@ -74,6 +74,7 @@ def test_an_answer_that_is_cleared_away_is_no_part_of_the_next_talk(
     for count in (1, 2):
         ask(page, "hi")
         until(lambda count=count: len(backend.requests) == count + 1)
+        page.until(f"({ANSWER} ?? '') !== ''")  # what got no answer would not be said again
         page.value("document.getElementById('stop').click()")
         page.until(IS_DONE)
     first, second, third = (request.tokens for request in backend.requests)
@@ -142,3 +143,13 @@ def test_the_page_asks_for_a_key_and_goes_on_with_it(
     page.value("document.getElementById('stop').click()")
     page.until(IS_DONE)
     assert all("401" in complaint for complaint in page.complaints())
+
+
+def test_prefixes_that_go_on_with_another_stand_under_it(page: Page, served: Any, app: Starlette, backend: Any) -> None:
+    for number in range(12):
+        backend.history.asked([1, 2, 3 + number // 6, 4 + number // 6], 16)
+    page.open(served(app))
+    rows = "[...document.querySelectorAll('#prefixes tbody code')]"
+    page.until(f"{rows}.length === 3")
+    found = page.value(f"{rows}.map((row) => [Number('0x' + row.textContent), row.style.marginLeft])")
+    assert found == [[2, "0em"], [4, "1.5em"], [5, "1.5em"]]

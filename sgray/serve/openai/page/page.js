@@ -61,6 +61,17 @@ function bar(replica) {
   return made;
 }
 
+function tree(prefixes, parent, depth) { // each with its depth, those that begin with another after it
+  return prefixes.filter((prefix) => prefix.parent === parent)
+    .flatMap((prefix) => [[prefix, depth], ...tree(prefixes, prefix.hash, depth + 1)]);
+}
+
+function branch(prefix, depth) {
+  const made = node("code", prefix.hash);
+  made.style.marginLeft = `${1.5 * depth}em`;
+  return made;
+}
+
 function speed(name, now, tokens) {
   const last = before && before.tokens[name];
   return last === undefined || !before ? 0 : Math.max(0, (tokens - last) / Math.max(0.001, now - before.at));
@@ -86,8 +97,8 @@ function show(found) {
     replica.name, bar(replica), number(replica.running), number(replica.waiting), number(replica.waiting_tokens),
     share(replica.hit_rate), number(speeds[replica.name]),
   ]), "no replica is up");
-  fill("prefixes", found.prefixes.map((prefix) => [
-    node("code", prefix.hash), number(prefix.tokens), number(prefix.requests),
+  fill("prefixes", tree(found.prefixes, null, 0).map(([prefix, depth]) => [
+    branch(prefix, depth), number(prefix.tokens), number(prefix.requests),
   ]), "no prompts have a page in common yet");
   fill("decisions", found.decisions.map((decision) => [
     new Date(1000 * decision.time).toLocaleTimeString(), decision.replica, number(decision.prompt_tokens),
