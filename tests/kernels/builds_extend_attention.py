@@ -35,7 +35,7 @@ def _planner(tokens: int) -> Build:
     return Build(
         kernel=_plan,
         signature={**tables, "tiles_ptr": "*i32", "num_tiles": "i32", "min_length": "i32"},
-        constants={"TOKENS": tokens, "SEQUENCES": sequences, "TILES": PLAN_CELLS // sequences},
+        constants={"TOKENS": tokens, "MOST": 1, "SEQUENCES": sequences, "TILES": PLAN_CELLS // sequences},
         aligned=(*tables, "tiles_ptr"),
     )
 
