@@ -209,8 +209,6 @@ class ApiConfig(Section):
     admin_keys_file: str | None = Field(
         None, description="The same for keys that also open the operator's routes; or one in SGRAY_ADMIN_KEY."
     )
-    max_header_bytes: int = Field(16 * 2**10, ge=1024, description="Most bytes of a call's headers together.")
-    max_url_bytes: int = Field(4096, ge=256, description="Longest path and query of a call.")
     max_json_depth: int = Field(64, ge=8, description="Deepest nesting of arrays and objects in a body.")
     max_messages: int = Field(2048, ge=1, description="Most messages in one chat call.")
     max_content_parts: int = Field(1024, ge=1, description="Most content parts in one message.")

@@ -91,7 +91,7 @@ def app_of(
         middleware=[
             Middleware(Observed, metrics=service.metrics, log=log),
             *traced,
-            Middleware(Bounded, api=api),
+            Middleware(Bounded),
             Middleware(Keys, keyring=keyring),
             Middleware(Limited, config=config, paths=paths),
             *behind_keys,
