@@ -24,7 +24,7 @@ def other_value(leaf: str) -> str | None:
     if "INT" in words or "FLOAT" in words:
         return "0.5" if leaf == "memory.mem_fraction_static" else "2049"
     if "STR" in words:
-        return "other"
+        return "http://other/v1/traces" if leaf == "serve.otlp_traces_endpoint" else "other"
     return next(word for word in words if word != field.default)
 
 
@@ -32,7 +32,7 @@ def other_value(leaf: str) -> str | None:
 def test_every_leaf_can_be_set_by_its_flag(leaf: str) -> None:
     value = other_value(leaf)
     argv = [flag_of(leaf)] + ([] if value is None else [value])
-    if leaf == "parallel.nnodes":
+    if leaf in ("parallel.nnodes", "parallel.ep_size"):
         argv += ["--tp", str(value)]
     if leaf == "serve.min_replicas":
         argv += ["--max-replicas", "4096"]
