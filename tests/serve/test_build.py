@@ -17,6 +17,7 @@ from sgray.config import Config, KeyHashes
 from sgray.errors import ConfigError
 from sgray.serve.build import build
 from sgray.serve.ingress import Ingress
+from sgray.serve.placement import actor_options, group_options
 from sgray.serve.replica import LLMReplica
 
 ROOT = Path(__file__).parents[2]
@@ -143,12 +144,11 @@ def test_a_replica_reserves_what_all_of_its_ranks_need(device: str, num_gpus: in
 @pytest.mark.parametrize(("device", "bundle"), [("cuda", {"CPU": 1.5, "GPU": 3.0}), ("cpu", {"CPU": 1.5})])
 def test_a_replica_of_several_nodes_reserves_a_bundle_on_each(device: str, bundle: dict[str, float]) -> None:
     parallel = {"tp_size": 9, "nnodes": 3}
-    model = {"device": device, "model_path": "nobody/has-it"}
-    args = {"model": model, "parallel": parallel, "serve": {"num_cpus_per_replica": 0.5}}
-    replica = deployments(args)["LLMReplica"]
-    assert replica._replica_config.placement_group_bundles == [bundle] * 3
-    assert replica._replica_config.placement_group_strategy == "STRICT_SPREAD"
-    assert (replica.ray_actor_options["num_cpus"], replica.ray_actor_options["num_gpus"]) == (1.5, bundle.get("GPU", 0))
+    args = {"model": {"device": device}, "parallel": parallel, "serve": {"num_cpus_per_replica": 0.5}}
+    config = Config.parse(args)  # a whole build would look for the nodes in the cluster that there may be
+    asked = {"placement_group_bundles": [bundle] * 3, "placement_group_strategy": "STRICT_SPREAD"}
+    assert group_options(config) == asked
+    assert actor_options(config) == {"num_cpus": 1.5, "num_gpus": bundle.get("GPU", 0)}
 
 
 def test_streams_may_finish_for_longer_than_an_ordinary_generation_takes() -> None:
