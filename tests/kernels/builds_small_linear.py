@@ -14,8 +14,11 @@ def row(outputs: int, inputs: int, out: str, *, add: bool = False, gated: bool =
     pointers = {"x_ptr": f"*{dtype}", "weight_ptr": f"*{dtype}", "out_ptr": f"*{out}"}
     constants: dict[str, Any] = {"bias_ptr": None, "INPUTS": inputs, "BLOCK": form.block_inputs}
     constants |= {"GATED": gated, "ADD": add, "PDL": True}
-    aligned = (*pointers, "num_outputs")
-    return Build(_row, {**pointers, "num_outputs": "i32"}, constants, form.num_warps, aligned=aligned, portable=False)
+    if outputs == 1:  # Triton makes a constant of an argument that is 1
+        constants["num_outputs"], signature = 1, pointers
+    else:
+        signature = {**pointers, "num_outputs": "i32"}
+    return Build(_row, signature, constants, form.num_warps, aligned=tuple(signature), portable=False)
 
 
 def tile(
@@ -59,6 +62,8 @@ def builds() -> list[Build]:
         row(960, 576, "bf16"),
         row(3072, 576, "bf16", gated=True),
         row(576, 1536, "fp32", add=True),
+        row(1, 2048, "bf16"),
+        row(1, 2048, "bf16", gated=True),
         row(28672, 4096, "fp32", gated=True, dtype="fp32"),
     ]
     for rows in (16, 32, 64):

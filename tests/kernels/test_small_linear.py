@@ -41,7 +41,7 @@ def check(out_TO: Tensor, wanted_TO: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "inputs"), [(8, 64), (5, 576), (3, 37), (2, 4500)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(8, 64), (5, 576), (3, 37), (2, 4500), (1, 64)])
 def test_one_row(device: torch.device, outputs: int, inputs: int, dtype: torch.dtype) -> None:
     x_1I = normal(1, inputs, dtype=dtype, device=device)
     weight = weight_of(outputs, inputs, dtype, device)
@@ -54,7 +54,7 @@ def test_one_row(device: torch.device, outputs: int, inputs: int, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [2, 3, 16, 17, 33, 64])
-@pytest.mark.parametrize(("outputs", "inputs"), [(72, 200), (65, 130), (24, 36)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(72, 200), (65, 130), (24, 36), (1, 130)])
 def test_several_rows(device: torch.device, rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
     x_TI = normal(rows, inputs, dtype=dtype, device=device)
     weight = weight_of(outputs, inputs, dtype, device)
@@ -108,7 +108,7 @@ def test_adding_into_the_residual_is_the_product_added_afterwards(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "inner"), [(1, 5), (2, 16), (2, 70), (20, 70), (64, 70)])
+@pytest.mark.parametrize(("rows", "inner"), [(1, 5), (1, 1), (2, 1), (2, 16), (2, 70), (20, 70), (64, 70)])
 def test_a_gated_product_is_the_product_gated_afterwards(
     device: torch.device, rows: int, inner: int, dtype: torch.dtype
 ) -> None:

@@ -160,7 +160,7 @@ def _row(
     """One output. If GATED, the weight's rows from `num_outputs` on are the up half."""
     output = tl.program_id(0)
     rows = weight_ptr + output.to(tl.int64) * INPUTS
-    ups = rows + num_outputs.to(tl.int64) * INPUTS
+    ups = weight_ptr + (output + num_outputs).to(tl.int64) * INPUTS
     # What no predecessor writes is on its way before the wait, what the end needs before the products.
     a = _chunk(rows, 0, INPUTS, BLOCK, "evict_first")
     if GATED:
