@@ -184,7 +184,7 @@ def running(build: str, arguments: argparse.Namespace, *, haproxy: bool) -> Iter
     environment = {
         **os.environ,
         STEP_VARIABLE: str(arguments.step_ms / 1e3),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]),
         "RAY_AUTH_MODE": "disabled",
     }
     with tempfile.TemporaryDirectory(prefix="token-path-") as scratch:
@@ -325,6 +325,7 @@ async def measure(root: int, port: int, arguments: argparse.Namespace) -> dict[s
     return figures(streams, begin, end, used) | {
         "started_s": started,
         "idle_cores": idle_share,
+        "cores": len(os.sched_getaffinity(root)),
         "load_average": os.getloadavg()[0],
         "client_cores": own / (end - begin),
         "step_ms": arguments.step_ms,
@@ -360,7 +361,7 @@ def show(name: str, found: Mapping[str, Any]) -> None:
         f"  {found['us_per_token']:.1f} us a token ({parts})\n"
         f"  between pieces p50 {found['itl_ms_p50']:.1f} ms, p99 {found['itl_ms_p99']:.1f} ms\n"
         f"  idle before: {found['idle_cores']:.2f} cores; the clients: {found['client_cores']:.2f} cores; "
-        f"load average of the machine: {found['load_average']:.1f} on {os.cpu_count()} cores",
+        f"on {found['cores']} cores; load average of the machine: {found['load_average']:.1f} on {os.cpu_count()}",
         flush=True,
     )
 

@@ -27,6 +27,7 @@ from sgray.layers.backends.kernel_attention import MIXED_ROWS
 from sgray.memory.pool import KVPool, PoolShape
 
 SHARED_ROWS = (16, 32, 64)
+GOOD_TFLOP_S = 600.0  # what the best attention kernels reach on long extends on Hopper
 GARBAGE = 2**30  # a page id that nobody may follow
 PEERS = {"cuDNN us": SDPBackend.CUDNN_ATTENTION, "flash us": SDPBackend.FLASH_ATTENTION}
 
@@ -228,6 +229,26 @@ def _extend_row(rig: Rig, name: str, num_sequences: int, before: int, new: int) 
         row[peer] = peer_us
         row[peer.replace("us", "TFLOP/s")] = None if peer_us is None else flops / peer_us / 1e6
     return row
+
+
+def shared_extends(rig: Rig) -> list[Row]:
+    """Extends read a shared prefix once a sequence: what that costs beside prefixes that nobody shares.
+
+    "once" is the time that products of this size take at 600 TFLOP/s, or that reading each page once takes.
+    """
+    return [_shared_extend_row(rig, *case) for case in rig.sizes.extend_shared]
+
+
+def _shared_extend_row(rig: Rig, name: str, num_sequences: int, before: int, new: int) -> Row:
+    found: dict[str, float] = {}
+    for column, spans in (("own pages us", []), ("us", [(0, before, list(range(num_sequences)))])):
+        step = PagedStep.build(rig, [before] * num_sequences, [new] * num_sequences, spans)
+        found[column] = rig.stopwatch.microseconds(_extend_calls(rig, step))
+        del step
+    flops = attention_flops(rig.sizes, num_sequences, before, new)
+    read_us = kv_bytes(rig.sizes, before + num_sequences * new) / rig.read_gb_s / 1e3
+    once_us = max(flops / GOOD_TFLOP_S / 1e6, read_us)
+    return {"case": name, **found, "TFLOP/s": flops / found["us"] / 1e6, "once us": once_us}
 
 
 def _extend_calls(rig: Rig, step: PagedStep) -> list[Call]:

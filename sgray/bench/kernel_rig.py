@@ -48,6 +48,7 @@ class Sizes:
     decode: tuple[tuple[str, tuple[int, ...]], ...]
     shared: tuple[tuple[str, int, int, int, int], ...]  # name, groups, sequences of a group, shared tokens, own tokens
     extend: tuple[tuple[str, int, int, int], ...]  # name, sequences, tokens before, new tokens
+    extend_shared: tuple[tuple[str, int, int, int], ...]  # the same, where the tokens before are those of all
     tokens: tuple[int, ...]
     few_rows: tuple[int, ...]
     sampled_rows: tuple[int, ...]
@@ -96,6 +97,7 @@ def full_sizes() -> Sizes:
         decode=tuple(decode),
         shared=tuple(shared),
         extend=(*cold, *cached),
+        extend_shared=tuple((f"32 x {new} after 8192", 32, 8192, new) for new in (17, 32, 64, 128)),
         tokens=(1, 64, 8192),
         few_rows=(1, 2, 8, 16, 32, 64),
         sampled_rows=(1, 64, 256),

@@ -23,6 +23,7 @@ TINY = Sizes(
     decode=(("2 x 4", (4, 4)), ("ragged", (1, 18))),
     shared=(("2 x 2 over 16 + 3", 2, 2, 16, 3),),
     extend=(("1 x 20", 1, 0, 20), ("1 x 4 after 16", 1, 16, 4)),
+    extend_shared=(("2 x 4 after 16", 2, 16, 4),),
     tokens=(3,),
     few_rows=(2,),
     sampled_rows=(1,),
@@ -42,7 +43,7 @@ def test_every_section_and_check_gives_figures(rig: Rig, capsys: pytest.CaptureF
     document = kernels.measure(rig, list(kernels.SECTIONS))
     assert document["errors"] == {}
     assert list(document["sections"]) == list(kernels.SECTIONS)
-    assert [len(section["rows"]) for section in document["sections"].values()] == [2, 1, 2, 3, 5, 3]
+    assert [len(section["rows"]) for section in document["sections"].values()] == [2, 1, 2, 1, 3, 5, 3]
     for section in document["sections"].values():
         assert all(0 < row["us"] < math.inf for row in section["rows"])
     assert all(0 <= error < 0.03 for error in document["checks"].values())
