@@ -162,8 +162,8 @@ class ScheduleConfig(Section):
     )
     mixed_prefill_size: Count | Auto = Field(
         "auto",
-        description="Prompt tokens a step computes beside decoding sequences: less keeps streams smooth, more raises "
-        "throughput; auto is 192 on cuda, chunked_prefill_size on cpu.",
+        description="Prompt tokens a step computes beside decoding sequences, and up to 7/3 as many while many wait: "
+        "less keeps streams smooth, more raises throughput; auto is 192 on cuda, chunked_prefill_size on cpu.",
     )
     max_running_requests: Count | Auto = Field(
         "auto", description="Sequences computed together; auto is 512 on cuda, 64 on cpu."

@@ -6,7 +6,7 @@ but the age cap of one policy and the measured speeds.
 
 The bound on progress. A step computes at most `token_budget` tokens. While there are both decoding sequences and
 prompts to compute, decoding sequences get at most `D = budget - max(1, budget // 4)` of them and prompts the rest, but
-not more than `mixed_prefill`. Those served longest ago go first, so a decoding sequence gets a token at least once in
+not more than `Limits.mixed`. Those served longest ago go first, so a decoding sequence gets a token at least once in
 every `ceil(max_running / D)` steps, which is every step when `max_running <= D`, however many prompts arrive; and the
 first prompt in the running order moves on in every step, by at least `min(mixed_prefill, max(1, budget // 4))` tokens
 or what is left of it. (A prompt of which one token is left counts as decoding.)
@@ -57,6 +57,7 @@ from sgray.protocol import (
 )
 
 MAX_LOOKAHEAD = 4096
+DRAIN_STEPS = 16
 PROGRAM_SILENCE_S = 300.0  # without a request that ended; who forgot to say that a program has ended is not waited for
 
 
@@ -65,9 +66,10 @@ class Limits:
     """What a scheduler may do at most, and the facts of the model that bound a request.
 
     `max_queued` requests may wait beside those that find a slot, with `max_queued_tokens` tokens to compute.
-    `mixed_prefill`: the most prompt tokens in a step that has a decoding sequence in it. `min_lookahead`: tokens of
-    output that each sequence must have room for when another one is let in. `min_saved`: how many keys must not be read
-    again for a plan to say that several of its sequences have them in the same pages; 0 for never.
+    `mixed_prefill`: the most prompt tokens in a step that has a decoding sequence in it; where more than `DRAIN_STEPS`
+    such steps' worth of them are to be computed it grows with them, up to `most_mixed_prefill`. `min_lookahead`: tokens
+    of output that each sequence must have room for when another one is let in. `min_saved`: how many keys must not be
+    read again for a plan to say that several of its sequences have them in the same pages; 0 for never.
     """
 
     token_budget: int
@@ -80,6 +82,11 @@ class Limits:
     end_ids: tuple[int, ...] = ()
     min_lookahead: int = 64
     min_saved: int = 0
+    most_mixed_prefill: int = 0  # never less than `mixed_prefill` counts
+
+    def mixed(self, num_prompt: int) -> int:
+        """The most prompt tokens beside a decoding sequence while `num_prompt` of them are to be computed."""
+        return max(self.mixed_prefill, min(num_prompt // DRAIN_STEPS, self.most_mixed_prefill))
 
 
 @dataclass(slots=True)
@@ -473,7 +480,8 @@ class Scheduler:
             decoding = sorted(sorted(decoding, key=lambda s: s.last_step)[:most], key=running_rank)
         self._give(step, decoding)
         if step.chosen:
-            step.budget = min(step.budget, self._limits.mixed_prefill)
+            num_prompt = sum(sequence.num_remaining for sequence in prefilling) + self._queued.total
+            step.budget = min(step.budget, self._limits.mixed(num_prompt))
         self._give(step, prefilling)
 
     def _give(self, step: _Step, sequences: list[Sequence]) -> None:

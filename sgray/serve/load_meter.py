@@ -17,11 +17,13 @@ RATE_S = 10.0  # the time over which prompt tokens that come are averaged
 
 
 class LoadMeter:
-    """Reads one engine. `mixed_prefill` is the most prompt tokens in a step that also decodes."""
+    """Reads one engine. `mixed(n)` is the most prompt tokens in a step that also decodes, while `n` of them wait."""
 
-    def __init__(self, info: EngineInfo, mixed_prefill: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, info: EngineInfo, mixed: Callable[[int], int], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._info = info
-        self._mixed_prefill = mixed_prefill
+        self._mixed = mixed
         self._clock = clock
         self._read_at = clock()
         self._num_admitted = 0
@@ -45,7 +47,7 @@ class LoadMeter:
         alone = load.prefill_tokens_per_s or SpeedPrior().prefill_tokens_per_s
         if not load.running:
             return alone
-        return 1.0 / (1.0 / alone + load.decode_step_s / self._mixed_prefill)
+        return 1.0 / (1.0 / alone + load.decode_step_s / self._mixed(load.waiting_tokens))
 
     def _follow(self, load: Load) -> None:
         now, admitted = self._clock(), load.prompt_tokens - load.cached_tokens

@@ -54,7 +54,7 @@ class LLMReplica:
         self._step_tokens = engine.limits.token_budget
         token = secrets.token_urlsafe(32)
         self._server = LinkServer(self._engine_loop, engine.info, token)
-        self._meter = LoadMeter(engine.info, engine.limits.mixed_prefill)
+        self._meter = LoadMeter(engine.info, engine.limits.mixed)
         # This process is two threads that take turns: the one that plans steps, and this one, which sends their
         # tokens. Neither should wait for the other as long as Python's default of 5 ms, which is a whole step.
         sys.setswitchinterval(SWITCH_INTERVAL_S)

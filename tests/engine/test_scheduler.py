@@ -257,6 +257,18 @@ def test_beside_decoding_sequences_a_step_computes_only_so_much_of_prompts() -> 
     assert lengths == [[1, 10], [1, 10], [1, 6, 4], [1, 1, 10], [1, 1, 10], [1, 1, 10], [1, 1, 10], [1, 1, 6]]
 
 
+def test_beside_decoding_sequences_a_step_computes_more_of_prompts_while_much_of_them_waits() -> None:
+    rig = Rig(budget=64, mixed=10, most_mixed=24, max_running=2)
+    rig.add("stream", [1], max_new_tokens=30)
+    rig.step()
+    for number in range(2):  # one of them waits for a place, and counts as well
+        rig.add(f"{number}", prompt(number, 250), max_new_tokens=1)
+    expected: list[int] = []
+    while (done := sum(expected)) < 250:
+        expected.append(min(max(10, min(24, (500 - done) // 16)), 250 - done))
+    assert [plan.lengths[1] for plan in (rig.step() for _ in expected) if plan] == expected
+
+
 def test_a_place_that_becomes_free_is_filled_in_the_next_step() -> None:
     rig = Rig(max_running=1)
     for number in range(3):
