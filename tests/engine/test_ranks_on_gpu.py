@@ -1,7 +1,7 @@
 """Ranks on GPUs give the tokens of one GPU, by graphs and without, and a killed one ends the others.
 
-Needs a CUDA device; TRITON_INTERPRET=0 must be in the environment. Ranks that share a device, because there is no other,
-do all sums by kernels in each other's memory; with two, the large ones go over NCCL.
+Needs a CUDA device; TRITON_INTERPRET=0 must be in the environment. Ranks that share a device, because there is only
+one, do all sums by kernels in each other's memory; with more devices the large ones go over NCCL.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ def _room(addresses_ptr, peer, program, number, num_programs, room_bytes, dtype:
 
 @triton.jit
 def _num_met(addresses_ptr, rank, program, LINE: tl.constexpr):
-    """How often the program has met the others before this call."""
-    return tl.load(_line(tl.load(addresses_ptr + rank), program, LINE) + (LINE - 1))
+    """How often the program has met the others before this call, which may have run on another multiprocessor."""
+    return tl.load(_line(tl.load(addresses_ptr + rank), program, LINE) + (LINE - 1), volatile=True)
 
 
 @triton.jit
