@@ -35,34 +35,39 @@ ROOM_BYTES = 64 * 1024
 
 
 class PeerComm:
-    """Small tensors by kernels. What is larger goes `beyond` or, without that, in pieces through the same kernels.
+    """Small tensors by kernels, up to limits in bytes that the rooms of `peers` allow. What is larger goes `beyond` or,
+    without that, in pieces through the same kernels.
 
     Operations are queued on the current stream and may be part of a CUDA graph. A rank waits in its kernel for the
     others, without a limit, as NCCL's kernels do: one that has died is seen by whoever watches the processes, and
     ending a process ends its kernel.
     """
 
-    def __init__(self, peers: Peers, beyond: Comm | None) -> None:
+    def __init__(
+        self, peers: Peers, beyond: Comm | None, *, one_shot: int = ONE_SHOT_BYTES, two_shot: int = TWO_SHOT_BYTES
+    ) -> None:
         self._peers = peers
         self._beyond = beyond
+        self._one_shot = one_shot
+        self._two_shot = two_shot
         self._has_pdl = features(peers.addresses_R.device).has_pdl
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if self._beyond is not None and x.nbytes > TWO_SHOT_BYTES:
+        if self._beyond is not None and x.nbytes > self._two_shot:
             return self._beyond.all_reduce(x)
         x = x.contiguous()
-        for piece in x.view(-1).split(TWO_SHOT_BYTES // x.element_size()):
-            is_one_shot = self._peers.size == 2 or piece.nbytes <= ONE_SHOT_BYTES
+        for piece in x.view(-1).split(self._two_shot // x.element_size()):
+            is_one_shot = self._peers.size == 2 or piece.nbytes <= self._one_shot
             reduce = kernel.one_shot if is_one_shot else kernel.two_shot
             reduce(piece, self._peers, piece, pdl=self._has_pdl)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        if self._beyond is not None and x.nbytes > ONE_SHOT_BYTES:
+        if self._beyond is not None and x.nbytes > self._one_shot:
             return self._beyond.all_gather(x)
         x_TN = x.reshape(-1, x.shape[-1])
         num_rows, num_columns = x_TN.shape
-        most = ONE_SHOT_BYTES // x.element_size()
+        most = self._one_shot // x.element_size()
         width = min(num_columns, most)
         height = most // width
         out_TRN = x.new_empty(num_rows, self._peers.size, num_columns)
@@ -70,10 +75,10 @@ class PeerComm:
             for left in range(0, num_columns, width):
                 rows, columns = slice(top, top + height), slice(left, left + width)
                 kernel.all_gather(x_TN[rows, columns], self._peers, out_TRN[rows, :, columns], pdl=self._has_pdl)
-        return out_TRN.view(*x.shape[:-1], -1)
+        return out_TRN.view(*x.shape[:-1], self._peers.size * num_columns)
 
     def reach(self, x: Tensor) -> Peers | None:
-        is_small = x.nbytes <= ONE_SHOT_BYTES and kernel.fits_add_rms_norm(x, self._peers)
+        is_small = x.nbytes <= self._one_shot and kernel.fits_add_rms_norm(x, self._peers)
         return self._peers if is_small else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -22,11 +23,18 @@ from sgray.protocol import Request, SamplingParams
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "hidden_size": 32, "num_hidden_layers": 2}
 
 
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PeerRanks]:
+    made = PeerRanks(2, tmp_path_factory.mktemp("ranks"), num_programs=NUM_PROGRAMS, room_bytes=ROOM_BYTES)
+    with closing(made):
+        yield made
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
-def test_two_ranks_that_sum_by_kernels_draw_the_tokens_of_one(tmp_path: Path, family: str) -> None:
+def test_two_ranks_that_sum_by_kernels_draw_the_tokens_of_one(ranks: PeerRanks, tmp_path: Path, family: str) -> None:
     """Summed products with biases, the embedding's rows and the head's scores, an odd vocabulary, and experts."""
     biases = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
-    model_dir = make_twin(tmp_path / "model", family, **SIZES, **biases)
+    model_dir = make_twin(tmp_path, family, **SIZES, **biases)
     values = {
         "model": {"model_path": str(model_dir), "dtype": "float32", "device": "cpu", "context_length": 64},
         "memory": {"max_total_tokens": 512, "page_size": 16},
@@ -43,7 +51,5 @@ def test_two_ranks_that_sum_by_kernels_draw_the_tokens_of_one(tmp_path: Path, fa
     ]
     with closing(Engine.load(Config.parse(values))) as engine:
         wanted = {name: answer.tokens for name, answer in run(engine, requests).items()}
-    made = PeerRanks(2, tmp_path, num_programs=NUM_PROGRAMS, room_bytes=ROOM_BYTES)
-    with closing(made):
-        found = made.run(peer_ranks.answered, 2, str(model_dir), values, [requests] * 2)
+    found = ranks.run(peer_ranks.answered, 2, str(model_dir), values, [requests] * 2)
     assert found == [wanted, wanted]

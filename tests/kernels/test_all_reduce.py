@@ -35,7 +35,7 @@ def parts_of(size: int, *shape: int, dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("kind", ["one_shot", "two_shot"])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_rank_has_the_references_sum_to_the_bit(ranks: PeerRanks, size: int, kind: str) -> None:
-    for dtype, count in product(DTYPES, (1, 17, 5003)):
+    for dtype, count in zip(DTYPES, (5003, 17, 1), strict=True):
         parts = parts_of(size, count, dtype=dtype)
         wanted = torch.full_like(parts[0], torch.nan)
         getattr(reference, kind)(parts[0], lambda _, parts=parts: parts, wanted)
@@ -45,8 +45,9 @@ def test_every_rank_has_the_references_sum_to_the_bit(ranks: PeerRanks, size: in
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_norm_of_a_sum_that_ranks_share_is_the_references(ranks: PeerRanks, size: int) -> None:
-    """Seventy rows are more than one for each program."""
-    for dtype, (rows, inputs) in zip(DTYPES, [(1, 64), (70, 37), (5, 576)], strict=True):
+    """Rows are also more than one, and more than two, for each program."""
+    most = 9 if triton.knobs.runtime.interpret else 150
+    for dtype, (rows, inputs) in zip(DTYPES, [(1, 64), (most, 37), (5, 576)], strict=True):
         parts = parts_of(size, rows, inputs, dtype=dtype)
         residual, weight = torch.randn(rows, inputs) * 3, torch.rand(inputs) + 0.5
         wanted, wanted_out = residual.clone(), torch.full((rows, inputs), torch.nan, dtype=dtype)

@@ -116,7 +116,7 @@ def counted_from(peers: Peers, count: int) -> None:
         torch.cuda.synchronize()
 
 
-def summed_and_gathered(peers: Peers, part: Tensor, store: str | None) -> tuple[Tensor, Tensor]:
+def summed_and_gathered(peers: Peers, part: Tensor, limits: dict[str, int], store: str | None) -> tuple[Tensor, Tensor]:
     """By the communicator, which has gloo for what is large where there is a place to meet."""
     from sgray.parallel.comm import LOOPBACK, GlooComm
     from sgray.parallel.symmetric import PeerComm
@@ -125,7 +125,7 @@ def summed_and_gathered(peers: Peers, part: Tensor, store: str | None) -> tuple[
     if store is not None:
         file = dist.FileStore(store, peers.size)
         beyond = GlooComm(Mesh(peers.rank, peers.size), file, LIMIT_S, LOOPBACK)
-    comm = PeerComm(peers, beyond)
+    comm = PeerComm(peers, beyond, **limits)
     part = part.to(peers.addresses_R.device)
     return comm.all_gather(part).cpu(), comm.all_reduce(part).cpu()
 
