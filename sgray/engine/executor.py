@@ -65,7 +65,7 @@ def build_runner(
         torch.set_num_threads(max(1, config.model.num_threads // mesh.ranks_per_node))
     placement = Placement(mesh, DTYPES[config.model.dtype], device, comm)
     if device.type == "cuda":
-        # Triton is needed from here on, and only here.
+        # Triton is needed here, and where ranks on GPUs connect.
         from sgray.engine.device_load import load_device_runner
 
         return load_device_runner(config, spec, model_dir, placement, free_memory_bytes, meet)

@@ -165,7 +165,7 @@ def connect(mesh: Mesh, place: str, address: str, device: torch.device) -> Comm:
         store = dist.FileStore(place, mesh.tp_size)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        # Triton is needed from here on, and only here.
+        # Triton is needed from here on.
         from sgray.parallel.symmetric import connect_gpus
 
         return connect_gpus(mesh, store, device)

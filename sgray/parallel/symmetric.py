@@ -110,7 +110,8 @@ def share_memory(mesh: Mesh, store: dist.Store, device: torch.device) -> Peers:
     forbid_multicast()
     symmetric: Any = _SymmetricMemory
     name = f"sgray {uuid.uuid4()}"  # torch looks groups up by a name, which only has to be new in this process
-    group = dist.ProcessGroup(dist.PrefixStore("symmetric memory", store), mesh.tp_rank, mesh.tp_size)
+    own_store = dist.PrefixStore("symmetric memory", store)
+    group = dist.ProcessGroup(own_store, mesh.tp_rank, mesh.tp_size)
     _register_process_group(name, group)  # type: ignore[arg-type]
     size = memory_bytes(NUM_PROGRAMS, ROOM_BYTES)
     memory = symmetric.empty_strided_p2p((size,), (1,), torch.uint8, device)
@@ -121,7 +122,7 @@ def share_memory(mesh: Mesh, store: dist.Store, device: torch.device) -> Peers:
     except RuntimeError as error:
         if "group info" not in str(error):
             raise
-        symmetric.set_group_info(name, mesh.tp_rank, mesh.tp_size, group.get_group_store())  # some versions look here
+        symmetric.set_group_info(name, mesh.tp_rank, mesh.tp_size, own_store)  # some versions look here
         handle = symmetric.rendezvous(memory, name)
     begin = memory.data_ptr() - handle.buffer_ptrs[mesh.tp_rank]
     addresses_R = torch.tensor([address + begin for address in handle.buffer_ptrs], dtype=torch.int64, device=device)
