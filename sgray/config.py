@@ -472,6 +472,18 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sgray"
 
 
+def may_share_gpus() -> bool:
+    """Whether ranks may share a GPU, which is slow and for tests (torch's own switch, which it reads by itself)."""
+    return os.environ.get("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES") == "1"
+
+
+def forbid_multicast() -> None:
+    """Keeps torch's symmetric memory from making an NVLink multicast object: nothing here uses one, and a program that
+    ends badly with one can leave a node's GPUs in disorder. Torch has no other switch than its variable.
+    """
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+
+
 def is_offline() -> bool:
     """Whether the user forbids the network (HF_HUB_OFFLINE, the hub's own switch)."""
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}

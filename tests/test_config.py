@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from sgray.config import Config, Hardware, cache_dir, client_key, is_offline, leaves
+from sgray.config import (
+    Config,
+    Hardware,
+    cache_dir,
+    client_key,
+    forbid_multicast,
+    is_offline,
+    leaves,
+    may_share_gpus,
+)
 from sgray.errors import ConfigError
 
 CPU = Hardware(num_threads=2, memory_bytes=2**30)
@@ -166,6 +176,19 @@ def test_offline_is_the_hubs_own_switch(monkeypatch: pytest.MonkeyPatch, value: 
     assert is_offline() is expected
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert not is_offline()
+
+
+def test_ranks_share_gpus_where_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+    assert may_share_gpus()
+    monkeypatch.delenv("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES")
+    assert not may_share_gpus()
+
+
+def test_multicast_stays_forbidden_whatever_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
+    forbid_multicast()
+    assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "x"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from sgray.config import Config, Hardware
+from sgray.config import Config, Hardware, may_share_gpus
 from sgray.engine.gang import Gang
 from sgray.engine.nodes import Nodes
 from sgray.engine.plan import Executor
@@ -65,7 +65,7 @@ def build_runner(
         torch.set_num_threads(max(1, config.model.num_threads // mesh.ranks_per_node))
     placement = Placement(mesh, DTYPES[config.model.dtype], device, comm)
     if device.type == "cuda":
-        # Triton is needed from here on, and only here.
+        # Triton is needed here, and where ranks on GPUs connect.
         from sgray.engine.device_load import load_device_runner
 
         return load_device_runner(config, spec, model_dir, placement, free_memory_bytes, meet)
@@ -84,13 +84,15 @@ def build_runner(
 def rank_device(config: Config, mesh: Mesh) -> torch.device:
     """Where a rank computes: of several GPUs that the process sees, the one of its number on its node."""
     kind = config.model.device
-    return torch.device(kind, mesh.local_rank) if kind == "cuda" and mesh.tp_size > 1 else torch.device(kind)
+    if kind != "cuda" or mesh.tp_size == 1:
+        return torch.device(kind)
+    return torch.device(kind, mesh.local_rank % torch.cuda.device_count() if may_share_gpus() else mesh.local_rank)
 
 
 def _check_devices(config: Config) -> None:
     """Raises ConfigError where a rank of this node would have no GPU of its own."""
     parallel, num_here = config.parallel, torch.cuda.device_count()
-    if config.model.device == "cuda" and num_here < parallel.ranks_per_node:
+    if config.model.device == "cuda" and num_here < parallel.ranks_per_node and not may_share_gpus():
         nodes = f" on {parallel.nnodes} nodes" if parallel.nnodes > 1 else ""
         raise ConfigError(
             f"parallel.tp_size {parallel.tp_size}{nodes} needs a GPU for each rank, and {num_here} can be seen here",

@@ -3,7 +3,8 @@
 Few rows are bound by reading the weights: gate and sum are done by the kernel of the product, and one row begins to
 read its weights while the kernel before it ends. (Its norm is a kernel of its own all the same: folded into the
 product, it makes every program read the whole sum in float32.) Many rows are bound by arithmetic: the library's
-product, and one kernel for sum and norm together.
+product, and one kernel for sum and norm together. Where ranks have parts of the sum, that kernel gets those of few rows
+out of their memories by itself.
 
 Shape letters: T tokens, I hidden size, O outputs, F inner size, V vocabulary.
 """
@@ -11,12 +12,14 @@ Shape letters: T tokens, I hidden size, O outputs, F inner size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sgray.kernels.activation.kernel import silu_mul
+from sgray.kernels.all_reduce.kernel import add_rms_norm as add_rms_norm_of_ranks
 from sgray.kernels.launch import features
 from sgray.kernels.norm.kernel import add_rms_norm
 from sgray.kernels.small_linear.kernel import SmallWeight
@@ -26,6 +29,7 @@ from sgray.layers.fused_experts import KernelExperts
 from sgray.layers.head import OutputHead
 from sgray.layers.linear import Linear
 from sgray.layers.norm import RMSNorm
+from sgray.parallel.comm import Comm
 
 
 class KernelProduct:
@@ -51,12 +55,24 @@ class KernelProduct:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """This rank's part of a product, (T, I), and the way to the others'."""
+
+    x_TI: Tensor
+    comm: Comm
+
+    def whole(self) -> Tensor:
+        """The product."""
+        return self.comm.all_reduce(self.x_TI)
+
+
 class KernelResidual:
     """The running sum with, sometimes, one product that is not added yet: the next norm does that on its way."""
 
-    def __init__(self, sum_TI: Tensor, dtype: torch.dtype, pending_TI: Tensor | None = None) -> None:
+    def __init__(self, sum_TI: Tensor, dtype: torch.dtype, pending: Tensor | Part | None = None) -> None:
         self._sum = sum_TI
-        self._pending = pending_TI
+        self._pending = pending
         self._dtype = dtype
         self._num_rows = sum_TI.shape[0]
         self._has_pdl = features(sum_TI.device).has_pdl
@@ -84,7 +100,7 @@ class KernelResidual:
         product = _product(linear)
         if linear.is_summed:
             self.value()
-            self._pending = linear(x)
+            self._pending = Part(product(x), linear.comm)
         elif product.is_small(self._num_rows):
             small_linear(x, product.small, self.value(), bias_O=product.bias, into_residual=True, pdl=self._has_pdl)
         else:
@@ -95,12 +111,16 @@ class KernelResidual:
         self._pending = block(self._normed(norm))
 
     def take(self, rows: Tensor | slice) -> KernelResidual:
-        pending = None if self._pending is None else _rows(self._pending, rows)
+        pending = self._pending
+        if isinstance(pending, Part):
+            pending = Part(_rows(pending.x_TI, rows), pending.comm)
+        elif pending is not None:
+            pending = _rows(pending, rows)
         return KernelResidual(_rows(self._sum, rows), self._dtype, pending)
 
     def value(self) -> Tensor:
         if self._pending is not None:
-            self._sum.add_(self._pending)
+            self._sum.add_(self._pending.whole() if isinstance(self._pending, Part) else self._pending)
             self._pending = None
         return self._sum
 
@@ -125,8 +145,14 @@ class KernelResidual:
 
     def _normed(self, norm: RMSNorm) -> Tensor:
         out = self._sum.new_empty(self._sum.shape, dtype=self._dtype)
-        add_rms_norm(self._sum, self._pending, norm.weight, norm.eps, out, pdl=self._has_pdl)
-        self._pending = None
+        pending, self._pending = self._pending, None
+        if isinstance(pending, Part):
+            peers = pending.comm.reach(pending.x_TI)
+            if peers is not None:
+                add_rms_norm_of_ranks(pending.x_TI, peers, self._sum, norm.weight, norm.eps, out, pdl=self._has_pdl)
+                return out
+            pending = pending.whole()
+        add_rms_norm(self._sum, pending, norm.weight, norm.eps, out, pdl=self._has_pdl)
         return out
 
 

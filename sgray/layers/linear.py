@@ -79,6 +79,11 @@ class Linear:
         """Whether other ranks have a part in the result."""
         return self._is_summed
 
+    @property
+    def comm(self) -> Comm:
+        """The way to those ranks."""
+        return self._comm
+
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         """What the checkpoint must fill."""
         yield from self._parameters.items()

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sgray.kernels.all_reduce.peers import Peers
 from sgray.parallel.mesh import Mesh
 from sgray.parallel.sockets import listen
 
@@ -35,6 +36,13 @@ class Comm(Protocol):
         """(..., tp_size * N) from each rank's (..., N): the parts side by side, in the order of the ranks."""
         ...
 
+    def reach(self, x: Tensor) -> Peers | None:
+        """The ranks' memories, for a kernel that sums rows like `x` on its way; None where `all_reduce` has to do it.
+
+        The same on all ranks.
+        """
+        ...
+
 
 LOOPBACK = "127.0.0.1"
 _TCP = "tcp "
@@ -50,6 +58,9 @@ class SingleRank:
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x
+
+    def reach(self, x: Tensor) -> Peers | None:
+        return None
 
 
 class GlooComm:
@@ -78,6 +89,9 @@ class GlooComm:
         self._group.allgather([parts], [x.contiguous()]).wait()
         return torch.cat(parts, dim=-1)
 
+    def reach(self, x: Tensor) -> Peers | None:
+        return None
+
 
 class NcclComm:
     """Ranks with a GPU each, over NCCL. Operations are queued on the current stream and may be part of a CUDA graph."""
@@ -95,6 +109,9 @@ class NcclComm:
         parts = x.new_empty(self._size, *x.shape)
         self._group._allgather_base(parts, x.contiguous()).wait()
         return torch.cat(parts.unbind(0), dim=-1)
+
+    def reach(self, x: Tensor) -> Peers | None:
+        return None
 
 
 class MeetingPlace:
@@ -148,7 +165,10 @@ def connect(mesh: Mesh, place: str, address: str, device: torch.device) -> Comm:
         store = dist.FileStore(place, mesh.tp_size)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        return NcclComm(mesh, store)
+        # Triton is needed from here on.
+        from sgray.parallel.symmetric import connect_gpus
+
+        return connect_gpus(mesh, store, device)
     return GlooComm(mesh, store, TIMEOUT_S, address)
 
 

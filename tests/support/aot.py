@@ -25,7 +25,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 HOPPER = GPUTarget("cuda", 90, 32)
 OTHERS = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 100, 32), GPUTarget("hip", "gfx942", 64))
 MAX_SHARED_BYTES = 227 * 1024
-PATTERNS = {name: rf"\b{name}" for name in ("HGMMA", "HMMA", "UTMALDG", "LDGSTS")}
+PATTERNS = {name: rf"\b{name}" for name in ("HGMMA", "HMMA", "UTMALDG", "LDGSTS", "LDG.E.128")}
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Build:
     """One configuration as it is shipped.
 
     `signature` maps arguments to Triton types ("*bf16", "i32", ...), `aligned` names those that are multiples of 16 at
-    run time. `expect` names SASS instructions that must occur on Hopper, `max_stack` the bytes of spills allowed there.
-    `portable` is false for a form that is only chosen on Hopper.
+    run time. `expect` names SASS instructions that must occur on Hopper, `forbid` PTX instructions that must not,
+    `max_stack` the bytes of spills allowed there. `portable` is false for a form that is only chosen on Hopper.
     """
 
     kernel: Any
@@ -44,6 +44,7 @@ class Build:
     num_stages: int = 3
     aligned: tuple[str, ...] = ()
     expect: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
     max_stack: int = 0
     portable: bool = True
     options: dict[str, Any] = field(default_factory=dict)
@@ -80,6 +81,7 @@ def complaints(build: Build) -> list[str]:
     if shared > MAX_SHARED_BYTES:
         found.append(f"{shared} bytes of shared memory")
     found += [f"no {name}" for name in build.expect if not re.search(PATTERNS[name], listing)]
+    found += [f"{name} in its PTX" for name in build.forbid if name in compiled.asm["ptx"]]
     if build.portable:
         found += list(_failures(lambda target: compile_for(build, target)))
     return found

@@ -20,6 +20,7 @@ from torch import Tensor
 from sgray.config import Config
 from sgray.engine.executor import build_runner, load_executor, measure_hardware
 from sgray.engine.plan import Executor, StepPlan, StepResult
+from sgray.kernels.all_reduce.peers import Peers
 from sgray.memory.pool import KVPool
 from sgray.models.spec import served_spec
 from sgray.parallel.comm import Comm, GlooComm
@@ -63,6 +64,9 @@ class TurnComm:
     def all_gather(self, x: Tensor) -> Tensor:
         with self._turns.given_up():
             return self._comm.all_gather(x)
+
+    def reach(self, x: Tensor) -> Peers | None:
+        return self._comm.reach(x)
 
 
 class ThreadRanks:
