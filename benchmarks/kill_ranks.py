@@ -32,7 +32,7 @@ from pathlib import Path
 import httpx
 import psutil
 from answers import DECLARED, Call, Json, Refused, streamed
-from processes import MAX_GROWTH_MIB, Gang, Scales, gangs, has_ended, ranks_below
+from processes import MAX_GROWTH_MIB, Gang, Scales, gangs, has_ended, helpers, orphans
 from service import cluster, figures, leaked_pages
 
 from sgray.config import DEFAULT_MODEL
@@ -70,6 +70,7 @@ class Round:
     """What became of one gang."""
 
     blow: str
+    pid: int  # of the process that was hit
     num_cut: int = 0  # sequences that it worked on
     death_s: float | None = None  # until its last rank was gone
     return_s: float | None = None  # until another one could be asked
@@ -186,7 +187,8 @@ class Remains:
     def _found(self) -> list[str]:
         found = [f"store {path.name}" for path in self._temp_dir.glob("sgray-ranks-*")]
         found += [f"shared memory {path.name}" for path in SHARED_MEMORY.iterdir() if path not in self._files]
-        num_processes = len(gangs()) + len(ranks_below(self._temp_dir))
+        found += [f"process {_named(process)}" for process in orphans(self._temp_dir)]
+        num_processes = sum(len(gang.processes) for gang in gangs())
         if num_processes != self._num_processes:
             found.append(f"{num_processes} processes instead of {self._num_processes}")
         if (num_groups := _num_groups()) != self._num_groups:
@@ -220,7 +222,7 @@ class Rounds:
         for blow in self._blows:
             done = await self._round(blow)
             self.done.append(done)
-            print(f"round {len(self.done)}: {_line(done)}", file=sys.stderr, flush=True)
+            print(f"{time.strftime('%H:%M:%S')} round {len(self.done)}: {_line(done)}", file=sys.stderr, flush=True)
             if done.return_s is None:
                 return
 
@@ -229,9 +231,10 @@ class Rounds:
         await asyncio.sleep(self._rng.uniform(0, 1))
         running = await asyncio.to_thread(_running, self._url)
         gang = self._rng.choice(await asyncio.to_thread(gangs))
-        done = Round(blow.name)
+        process = gang.replica if blow.is_first else self._rng.choice(gang.ranks)
+        done = Round(blow.name, process.pid)
         due = self._streams.ends()
-        (gang.replica if blow.is_first else self._rng.choice(gang.ranks)).send_signal(blow.signal)
+        process.send_signal(blow.signal)
         begin = time.monotonic()
         await asyncio.gather(self._death(done, gang, begin, blow), self._return(done, gang, begin, running))
         await self._streams.settle(due)
@@ -290,7 +293,7 @@ def _named(process: psutil.Process) -> str:
 def _line(done: Round) -> str:
     death = "not gone" if done.death_s is None else f"gone after {done.death_s:.1f} s"
     back = "not back" if done.return_s is None else f"back after {done.return_s:.1f} s"
-    return f"{done.blow}, {done.num_cut} sequences cut: {'; '.join([death, back, *done.problems])}"
+    return f"{done.blow} {done.pid}, {done.num_cut} sequences cut: {'; '.join([death, back, *done.problems])}"
 
 
 async def run(url: str, remains: Callable[[], Remains], arguments: argparse.Namespace) -> Json:
@@ -371,9 +374,9 @@ def _configuration(arguments: argparse.Namespace) -> Json:
 
 
 def _left_behind(temp_dir: Path) -> list[str]:
-    """Ranks that are there although their service has ended; they are ended too."""
+    """Processes that are there although their service has ended; they are ended too."""
     deadline = time.monotonic() + TIDY_S
-    while (left := ranks_below(temp_dir)) and time.monotonic() < deadline:
+    while (left := helpers(temp_dir)) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
     named = [f"leak: after the end of the service there is {_named(process)}" for process in left]
     for process in left:

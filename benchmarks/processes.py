@@ -15,7 +15,8 @@ import psutil
 
 OLD_S = 30.0  # so long after it was loaded a process should not grow
 MAX_GROWTH_MIB = 150.0
-_RANK = "sgray.engine.rank"
+_STARTED = "from sgray.engine."  # in a command line, as in that of a rank
+_RANK = f"{_STARTED}rank import"
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,22 @@ def replica_pids() -> list[int]:
     return [gang.replica.pid for gang in gangs()]
 
 
-def ranks_below(temp_dir: Path) -> list[psutil.Process]:
-    """Ranks that put their temporary files into this directory, and so are this service's, with a replica or without.
-
-    A rank whose replica is dead is no descendant of this process any more.
-    """
+def helpers(temp_dir: Path) -> list[psutil.Process]:
+    """What engines that put their temporary files into this directory have started: ranks, and what tries grammars."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            is_rank = _RANK in _command(process) and process.environ().get("TMPDIR") == str(temp_dir)
-            if is_rank and not has_ended(process):
+            is_started = _STARTED in _command(process) and process.environ().get("TMPDIR") == str(temp_dir)
+            if is_started and not has_ended(process):
                 found.append(process)
     return found
+
+
+def orphans(temp_dir: Path) -> list[psutil.Process]:
+    """Those of them whose engine is dead, and which are no descendants of this process any more."""
+    found = helpers(temp_dir)  # before its descendants: what starts in between is none of them
+    own = {process.pid for process in psutil.Process().children(recursive=True)}
+    return [process for process in found if process.pid not in own and not has_ended(process)]
 
 
 def has_ended(process: psutil.Process) -> bool:

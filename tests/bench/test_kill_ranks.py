@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import psutil
 import pytest
 from waiting import until
 
@@ -73,19 +72,18 @@ def test_a_run_is_good_if_it_was_played_to_its_end_cut_streams_and_broke_nothing
 
 ORPHAN = """
 import subprocess, sys
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # sgray.engine.rank"])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # from sgray.engine.rank import"])
 """
 
 
 @pytest.mark.usefixtures("kill_ranks")
-def test_a_rank_is_found_by_its_temporary_directory_when_its_replica_is_dead(tmp_path: Path) -> None:
-    from processes import has_ended, ranks_below
+def test_a_rank_whose_replica_is_dead_is_found_by_its_temporary_directory(tmp_path: Path) -> None:
+    from processes import has_ended, orphans
 
     subprocess.run([sys.executable, "-c", ORPHAN], env=os.environ | {"TMPDIR": str(tmp_path)}, check=True)
-    until(lambda: ranks_below(tmp_path))
-    [rank] = ranks_below(tmp_path)
-    assert rank.pid not in {child.pid for child in psutil.Process().children(recursive=True)}
-    assert not ranks_below(tmp_path / "other")
+    until(lambda: orphans(tmp_path))
+    [rank] = orphans(tmp_path)
+    assert not orphans(tmp_path / "other")
     rank.kill()
     until(lambda: has_ended(rank))
-    assert not ranks_below(tmp_path)
+    assert not orphans(tmp_path)
