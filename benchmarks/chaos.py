@@ -20,36 +20,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import httpx
-import psutil
-from prometheus_client.parser import text_string_to_metric_families
-from service import cluster
+from answers import DECLARED, Call, Json, Refused, streamed, whole
+from processes import MAX_GROWTH_MIB, Scales, replica_pids
+from service import cluster, leaked_pages
 
 from sgray.config import DEFAULT_MODEL
 from sgray.launch_server import has_haproxy
 
-Json = dict[str, Any]
 SCHEMA = {
     "type": "object",
     "properties": {"names": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 12}},
     "required": ["names"],
     "additionalProperties": False,
 }
-DECLARED = (429, 503)
-OLD_S = 30.0  # so long after it was loaded a process should not grow
-MAX_GROWTH_MIB = 150.0
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call whose undisturbed answer is known."""
-
-    name: str
-    path: str
-    body: Json
 
 
 @dataclass
@@ -82,15 +68,8 @@ def calls() -> list[Call]:
         ]
     form = {"type": "json_schema", "json_schema": {"name": "names", "schema": SCHEMA, "strict": True}}
     body = {"messages": [{"role": "user", "content": "Names, as JSON."}], "max_tokens": 150, "temperature": 0}
-    return [*found, Call("json", "/v1/chat/completions", body | {"response_format": form})]
-
-
-class Refused(Exception):
-    """The call was answered by a status that is not 200."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
+    found.append(Call("json", "/v1/chat/completions", body | {"response_format": form}))
+    return [replace(call, body={"model": DEFAULT_MODEL} | call.body) for call in found]
 
 
 class Callers:
@@ -108,7 +87,7 @@ class Callers:
         async with self._client() as client:
             for start in range(0, len(self._calls), 5):
                 some = self._calls[start : start + 5]
-                answers = await asyncio.gather(*(self._streamed(client, call, None) for call in some))
+                answers = await asyncio.gather(*(streamed(client, call) for call in some))
                 self._expected |= dict(zip([call.name for call in some], answers, strict=True))
 
     async def session(self, until: float) -> None:
@@ -120,7 +99,12 @@ class Callers:
     async def _one(self, client: httpx.AsyncClient, call: Call) -> None:
         tally, begin = self._tally, time.monotonic()
         leave_after = self._rng.randrange(1, 20) if self._rng.random() < 0.15 else None
-        ask = self._streamed(client, call, leave_after) if self._rng.random() < 0.8 else self._whole(client, call)
+
+        def heard(num_events: int) -> None:
+            if num_events == leave_after:
+                raise _HungUp
+
+        ask = streamed(client, call, heard) if self._rng.random() < 0.8 else whole(client, call)
         try:
             answer = await ask
         except Refused as error:
@@ -140,58 +124,12 @@ class Callers:
             else:
                 tally.different.append(f"{call.name}: {answer!r} instead of {self._expected[call.name]!r}")
 
-    async def _whole(self, client: httpx.AsyncClient, call: Call) -> str:
-        response = await client.post(self._url + call.path, json={"model": DEFAULT_MODEL} | call.body)
-        if response.status_code != 200:
-            raise Refused(response.status_code, response.text)
-        choices = response.json()["choices"]
-        told = {choice["index"]: [_text(choice), _tokens(choice), choice["finish_reason"]] for choice in choices}
-        return json.dumps(told, sort_keys=True)
-
-    async def _streamed(self, client: httpx.AsyncClient, call: Call, leave_after: int | None) -> str:
-        body = {"model": DEFAULT_MODEL, "stream": True} | call.body
-        told: dict[int, list[Any]] = {}
-        num_events, is_done = 0, False
-        async with client.stream("POST", self._url + call.path, json=body) as response:
-            if response.status_code != 200:
-                raise Refused(response.status_code, (await response.aread()).decode())
-            async for line in response.aiter_lines():
-                is_done = is_done or line == "data: [DONE]"
-                if line.startswith("data: {"):
-                    _take(told, json.loads(line.removeprefix("data: ")))
-                    num_events += 1
-                if num_events == leave_after:
-                    raise _HungUp
-        if not is_done:
-            raise RuntimeError("the stream ended without [DONE]")
-        return json.dumps(told, sort_keys=True)
-
     def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(timeout=200)
+        return httpx.AsyncClient(base_url=self._url, timeout=200)
 
 
 class _HungUp(Exception):
     """This caller has left on purpose."""
-
-
-def _take(told: dict[int, list[Any]], event: Json) -> None:
-    if "error" in event:
-        raise RuntimeError(json.dumps(event["error"]))
-    for choice in event["choices"]:
-        text, tokens, end = told.get(choice["index"], ["", "", None])
-        if end is not None:
-            raise RuntimeError("a choice went on after its end")
-        told[choice["index"]] = [text + _text(choice), tokens + _tokens(choice), choice["finish_reason"]]
-
-
-def _text(choice: Json) -> str:
-    text: str = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
-    return text
-
-
-def _tokens(choice: Json) -> str:
-    """The tokens that come with logprobs."""
-    return "|".join(["", *(choice.get("logprobs") or {}).get("tokens", [])])
 
 
 class Disturber:
@@ -237,79 +175,6 @@ class Disturber:
                 for replicas in (3, 1, self._usual):
                     await self._deploy(self._number, replicas)
                     await asyncio.sleep(self._rng.uniform(0, 5))
-
-
-class Scales:
-    """Samples the memory of the service's processes."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[int, float] = {}  # since when
-        self._old: dict[int, tuple[str, float, float]] = {}  # kind, MiB when it became old, most MiB since
-
-    async def run(self) -> None:
-        """For ever."""
-        while True:
-            await asyncio.to_thread(self._sample)
-            await asyncio.sleep(3)
-
-    def growth(self) -> dict[str, float]:
-        """By kind, the most that one process has grown since it became old, in MiB."""
-        found: dict[str, float] = {}
-        for kind, first, most in self._old.values():
-            found[kind] = max(found.get(kind, 0.0), round(most - first, 1))
-        return found
-
-    def _sample(self) -> None:
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                kind = _kind(process)
-                if kind is None or "initialize" in process.cmdline()[0]:
-                    continue
-                now = time.monotonic()
-                if now - self._loaded.setdefault(process.pid, now) < OLD_S:
-                    continue
-                mib = process.memory_info().rss / 2**20
-                _, first, most = self._old.get(process.pid, (kind, mib, mib))
-                self._old[process.pid] = (kind, first, max(most, mib))
-
-
-def _kind(process: psutil.Process) -> str | None:
-    line = " ".join(process.cmdline())
-    return next((kind for kind in ("Ingress", "LLMReplica") if f"ServeReplica:sgray:{kind}" in line), None)
-
-
-def replica_pids() -> list[int]:
-    """The engine replicas' processes."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if _kind(process) == "LLMReplica":
-                found.append(process.pid)
-    return found
-
-
-def leaked_pages(url: str) -> int:
-    """Tokens of memory that nobody has although nothing runs; raises TimeoutError if something always does."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError, KeyError):
-            figures = _figures(url)
-            names = ("sgray:num_running_reqs", "sgray:num_queue_reqs")
-            if figures[names[0]] and not any(value for name in names for value in figures[name].values()):
-                total, free = figures["sgray:max_total_num_tokens"], figures["sgray:kv_available_tokens"]
-                cached = figures["sgray:kv_evictable_tokens"]
-                return int(sum(total[name] - free[name] - cached[name] for name in total))
-        time.sleep(0.5)
-    raise TimeoutError("the service does not become idle")
-
-
-def _figures(url: str) -> dict[str, dict[str, float]]:
-    text = httpx.get(f"{url}/metrics", timeout=30).text
-    return {
-        family.name: {sample.labels["replica"]: sample.value for sample in family.samples}
-        for family in text_string_to_metric_families(text)
-        if family.samples and "replica" in family.samples[0].labels
-    }
 
 
 @contextlib.contextmanager

@@ -8,9 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from sgray.launch_server import free_ports, ray_defaults
 
@@ -23,10 +27,11 @@ Deploy = Callable[[Mapping[str, Any], Build | None], None]
 
 
 @contextlib.contextmanager
-def cluster(*, haproxy: bool) -> Iterator[tuple[str, Deploy]]:
+def cluster(*, haproxy: bool, temp_dir: Path | None = None) -> Iterator[tuple[str, Deploy]]:
     """An empty cluster: its URL, and what deploys a configuration in the place of the last one.
 
-    The second argument of that builds another application than the product's from a configuration.
+    The second argument of that builds another application than the product's from a configuration. The processes of
+    the cluster put their temporary files into `temp_dir`, or where this process does.
     """
     port = free_ports(1)[0]
     with tempfile.TemporaryDirectory(prefix="sgray-be-", ignore_cleanup_errors=True) as scratch:
@@ -34,6 +39,8 @@ def cluster(*, haproxy: bool) -> Iterator[tuple[str, Deploy]]:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
         os.environ.update(PYTHONPATH=paths, RAY_AUTH_MODE="disabled", RAY_SERVE_LOG_TO_STDERR="0")
         os.environ.update(RAY_worker_niceness="0")  # whatever else runs here should not look like a wedge
+        if temp_dir is not None:
+            os.environ.update(TMPDIR=str(temp_dir))  # this process has looked already
         import ray  # it reads the environment when it is imported
         from ray import serve
 
@@ -51,3 +58,28 @@ def cluster(*, haproxy: bool) -> Iterator[tuple[str, Deploy]]:
             with contextlib.suppress(Exception):  # Serve's own end is not what is tried here
                 serve.shutdown()
             ray.shutdown()
+
+
+def leaked_pages(url: str) -> int:
+    """Tokens of memory that nobody has although nothing runs; raises TimeoutError if something always does."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError, KeyError):
+            told = figures(url)
+            names = ("sgray:num_running_reqs", "sgray:num_queue_reqs")
+            if told[names[0]] and not any(value for name in names for value in told[name].values()):
+                total, free = told["sgray:max_total_num_tokens"], told["sgray:kv_available_tokens"]
+                cached = told["sgray:kv_evictable_tokens"]
+                return int(sum(total[name] - free[name] - cached[name] for name in total))
+        time.sleep(0.5)
+    raise TimeoutError("the service does not become idle")
+
+
+def figures(url: str) -> dict[str, dict[str, float]]:
+    """What the service tells of its engines: by name and replica."""
+    text = httpx.get(f"{url}/metrics", timeout=30).text
+    return {
+        family.name: {sample.labels["replica"]: sample.value for sample in family.samples}
+        for family in text_string_to_metric_families(text)
+        if family.samples and "replica" in family.samples[0].labels
+    }
