@@ -94,8 +94,8 @@ def connect_gpus(mesh: Mesh, store: dist.Store, device: torch.device) -> Comm:
     peers = None
     try:
         peers = share_memory(mesh, store, device)
-    except RuntimeError as error:
-        logger.warning("no symmetric memory, all sums go over NCCL: %s", str(error).splitlines()[0])
+    except (RuntimeError, ImportError, AttributeError, TypeError) as error:  # torch's interface is not a public one
+        logger.warning("no symmetric memory, all sums go over NCCL: %s", error)
     all_have = least(nccl, int(peers is not None), device)
     return PeerComm(peers, nccl) if peers is not None and all_have else nccl
 
