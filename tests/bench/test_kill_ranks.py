@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import subprocess
@@ -13,10 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmark_modules import loaded
 from waiting import until
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SHARED = ("answers", "processes", "service")
 GOOD = {
     "rounds": {"kill rank": 1, "stop rank": 1},
     "equal": 9,
@@ -31,16 +29,8 @@ GOOD = {
 
 @pytest.fixture(scope="module")
 def kill_ranks() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        spec = importlib.util.spec_from_file_location("kill_ranks", BENCHMARKS / "kill_ranks.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, "kill_ranks", module)
-        spec.loader.exec_module(module)
+    with loaded("kill_ranks") as module:
         yield module
-        for name in SHARED:
-            sys.modules.pop(name, None)
 
 
 def test_each_way_to_break_a_gang_comes_equally_often(kill_ranks: ModuleType) -> None:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from benchmark_modules import loaded
 
 from sgray.bench.route.arrivals import BLOCK
 from sgray.bench.route.workloads import agentic
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def route_pairs() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        spec = importlib.util.spec_from_file_location("route_pairs", BENCHMARKS / "route_pairs.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, "route_pairs", module)
-        spec.loader.exec_module(module)
+    with loaded("route_pairs") as module:
         yield module
-        sys.modules.pop("service", None)
 
 
 def test_the_turns_of_a_session_say_in_parts_what_the_simulated_ones_say_whole(route_pairs: ModuleType) -> None:
