@@ -105,7 +105,7 @@ def ray_defaults(scratch: Path, *, haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1",  # without it handles work in coroutines alone, not in Ray tasks
         "RAY_SERVE_LOG_TO_STDERR": "1",  # or nobody sees why a replica does not start
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "3",  # until HAProxy has learnt it, also on a busy machine
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(REPLICA_PORTS[0]),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(REPLICA_PORTS[1]),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "1800",

@@ -69,6 +69,7 @@ class TrialProcess:
         self._lock = threading.Lock()
         self._pending: dict[int, Future[str | None]] = {}
         self._num_tickets = 0
+        self._is_lost = False
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _START, *sys.path],
             stdin=subprocess.PIPE,
@@ -81,8 +82,9 @@ class TrialProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether trials can be asked for."""
-        return self._process.poll() is None
+        """Whether trials can be asked for. False as soon as one was told that none took place: a process that is about
+        to end closes its pipes before it is seen to have ended."""
+        return not self._is_lost and self._process.poll() is None
 
     def check(self, grammar: Grammar) -> None:
         """Wait for a trial. Raises InvalidRequestError if the grammar failed it, EngineError if none took place."""
@@ -92,9 +94,12 @@ class TrialProcess:
             ticket = self._num_tickets
             self._pending[ticket] = verdict
             try:
+                if self._is_lost:  # nobody reads what it still might answer
+                    raise ValueError
                 _send(self._stdin.fileno(), msgspec.msgpack.encode(Trial(ticket, grammar.kind, grammar.source)))
             except (OSError, ValueError):  # it is gone, or closed
                 self._pending.pop(ticket, None)
+                self._is_lost = True
                 raise _lost() from None
         if refusal := verdict.result():
             raise unusable(grammar.kind, refusal)
@@ -120,11 +125,12 @@ class TrialProcess:
                 with self._lock:
                     waiting = self._pending.pop(verdict.ticket)
                 waiting.set_result(verdict.refusal)
-        self._process.wait()
         with self._lock:
+            self._is_lost = True
             left, self._pending = self._pending, {}
         for waiting in left.values():
             waiting.set_exception(_lost())
+        self._process.wait()
 
 
 def serve() -> None:

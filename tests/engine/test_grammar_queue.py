@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from grammars import Answer, asking, config_of, load_engine, run
+from waiting import until
 
 from sgray.engine.engine import Engine
 from sgray.engine.grammar_queue import GrammarQueue
 from sgray.engine.loop import EngineLoop
-from sgray.errors import InvalidRequestError
+from sgray.errors import EngineError, InvalidRequestError
 from sgray.protocol import Finish, Grammar, Request, StepReport
 
 GOOD = Grammar("regex", "[0-9]{3}")
@@ -156,6 +157,19 @@ def test_when_the_process_for_trials_dies_one_request_fails_and_the_next_gets_a_
     assert deltas[-1].finish is not None and deltas[-1].finish.error is not None
     assert deltas[-1].finish.error.status in (400, 500)
     assert run(engine, [asking("a", [5], Grammar("regex", "[0-7]{3}"))])["a"].finish == Finish("stop")
+
+
+def test_a_process_for_trials_that_is_still_ending_is_asked_no_more(
+    engine: Engine, grammars: GrammarQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = grammars._workshop._trials
+    assert trials is not None
+    monkeypatch.setattr(trials._process, "poll", lambda: None)
+    trials._process.kill()
+    until(lambda: not trials.is_alive)
+    with pytest.raises(EngineError, match="has ended"):
+        trials.check(GOOD)
+    assert run(engine, [asking("a", [5], Grammar("regex", "[0-6]{3}"))])["a"].finish == Finish("stop")
 
 
 class Listener:

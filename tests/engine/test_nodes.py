@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 from grammars import asking, run
+from liveness import lives
 from local_nodes import LocalNodes
-from processes import lives
 from twins import make_twin
 from waiting import until
 

@@ -17,6 +17,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @contextmanager
 def loaded(name: str) -> Iterator[ModuleType]:
     """One of them; afterwards neither it nor what it has imported from its directory is a module any more."""
+    programs = {path.stem for path in BENCHMARKS.glob("*.py")}
+    assert not programs & sys.modules.keys(), "what a program imports would be a module of somebody else"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
@@ -25,6 +27,5 @@ def loaded(name: str) -> Iterator[ModuleType]:
         patch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)
         yield module
-        for other in BENCHMARKS.glob("*.py"):
-            if other.stem != name:
-                sys.modules.pop(other.stem, None)
+        for other in programs - {name}:
+            sys.modules.pop(other, None)

@@ -293,7 +293,7 @@ def test_a_batch_whose_time_is_over_ends_with_what_it_has(run, backend, monkeypa
         assert batch.expires_at - batch.created_at == 86_400
         while not (await caller.client.batches.retrieve(batch.id)).request_counts.completed:
             await asyncio.sleep(0.02)
-        late[0] = 86_400.0
+        backend.pause_s, late[0] = 60.0, 86_400.0  # what begins now would not end before the batch
         batch = await caller.ended(batch.id)
         assert batch.status == "expired" and batch.expired_at >= batch.expires_at
         counts = batch.request_counts
@@ -302,6 +302,7 @@ def test_a_batch_whose_time_is_over_ends_with_what_it_has(run, backend, monkeypa
         assert {line["error"]["code"] for line in left} == {"batch_expired"}
         assert sorted(int(line["custom_id"]) for line in done + left) == list(range(500))
         assert backend.running == set(), "what was in flight was stopped"
+        backend.pause_s = 0.0
         again = await caller.ended((await caller.create([row("next")])).id)
         assert again.status == "completed"
 

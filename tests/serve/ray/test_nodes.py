@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from grammars import make_model
-from processes import lives
+from liveness import lives
 
 from sgray.config import Config
 from sgray.launch_server import free_ports
