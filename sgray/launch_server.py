@@ -109,7 +109,10 @@ def ray_defaults(scratch: Path, *, haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(REPLICA_PORTS[0]),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(REPLICA_PORTS[1]),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "1800",
-        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",  # an ingress may end while a call is on its way
+        # An ingress may end while a call is on its way. HAProxy sends to another what it has whole when it sends it, so
+        # it waits for a body, up to its buffer; Serve has no switch for that, and puts this value before a line's end.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response\n    option http-buffer-request",
+        "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(256 * 1024),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),

@@ -12,6 +12,8 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from sgray.launch_server import ray_defaults
+
 ROOT = Path(__file__).parents[2]
 # The fields of Anyscale's service configuration, as its reference names them.
 ANYSCALE_FIELDS = {
@@ -113,6 +115,18 @@ def test_there_is_a_worker_for_each_replica(manifest: dict[str, Any]) -> None:
     (group,) = manifest["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     serve = yaml.safe_load(manifest["spec"]["serveConfigV2"])["applications"][0]["args"]["serve"]
     assert group["maxReplicas"] >= serve["max_replicas"]
+
+
+def test_the_manifests_have_the_proxy_repeat_what_an_ingress_left_unanswered(
+    manifest: dict[str, Any], tmp_path: Path
+) -> None:
+    names = ("RAY_SERVE_HAPROXY_RETRY_ON", "RAY_SERVE_HAPROXY_TUNE_BUFSIZE")
+    wanted = {name: ray_defaults(tmp_path, haproxy=True)[name] for name in names}
+    cluster = manifest["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        entries = group["template"]["spec"]["containers"][0]["env"]
+        assert wanted.items() <= {entry["name"]: entry["value"] for entry in entries}.items()
+    assert wanted.items() <= yaml.safe_load((ROOT / "configs/anyscale.yaml").read_text())["env_vars"].items()
 
 
 def test_the_anyscale_manifest_has_known_fields_and_can_be_built() -> None:

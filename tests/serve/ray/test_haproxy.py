@@ -82,9 +82,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     assert not [left.name() for left in alive]
 
 
-def test_haproxy_is_what_answers(service: Any) -> None:
-    names = {process.name() for process in psutil.Process().children(recursive=True)}
-    assert "haproxy" in names
+@pytest.mark.usefixtures("service")
+def test_haproxy_is_what_answers_and_has_a_call_whole_before_it_sends_it() -> None:
+    commands = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+    (path,) = {command[command.index("-f") + 1] for command in commands if Path(command[0]).name == "haproxy"}
+    lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    for wanted in ("retry-on conn-failure empty-response", "option http-buffer-request", "tune.bufsize 262144"):
+        assert wanted in lines
 
 
 def test_answers_streams_and_errors(service: Any) -> None:
