@@ -30,7 +30,7 @@ from sgray.errors import (
 from sgray.protocol import CacheEvent, Delta, EngineInfo, ErrorInfo, Finish, Load, Request, namespace_key, page_hashes
 from sgray.serve.call_names import is_of_call
 from sgray.serve.frames import LinkLimits
-from sgray.serve.link import ReplicaLink
+from sgray.serve.link import Booked, ReplicaLink
 from sgray.serve.moves import Journey
 from sgray.serve.router import PredictionCounters, Router, Ticket
 from sgray.serve.routing.history import History
@@ -141,7 +141,7 @@ class Dispatcher:
             member, ticket = place
             link, stream = member.link, _Stream()
             try:
-                link.submit(journey.request, stream.put)
+                link.submit(journey.request, stream.put, ticket.hashes)
                 while True:
                     if not stream.has_any:
                         await stream.arrival()
@@ -342,6 +342,16 @@ class _Member:
         """Called by the link."""
         if self._router is not None:
             self._router.report(self.name, load)
+
+    def on_booked(self, booked: Booked) -> None:
+        """Called by the link."""
+        if self._router is not None:
+            self._router.book_peer(self.name, booked.id, booked.num_tokens, booked.num_known, booked.hashes)
+
+    def on_ended(self, request_ids: list[str]) -> None:
+        """Called by the link."""
+        if self._router is not None:
+            self._router.finish_peers(self.name, request_ids)
 
     def on_draining(self) -> None:
         """Called by the link."""

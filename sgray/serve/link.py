@@ -1,7 +1,8 @@
 """The link between an ingress and an engine replica: requests, aborts, flushes down; deltas, cache events, load up.
 
-One connection carries all requests of the pair. The replica sends one frame a step. Frames are msgpack of the types
-below, decoded by type; nothing is ever pickled. The replica's random token must come first.
+One connection carries all requests of the pair. The replica sends one frame a step, and tells each ingress at once what
+the others have given it, so that they need no talk with each other. Frames are msgpack of the types below, decoded by
+type; nothing is ever pickled. The replica's random token must come first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sgray.serve.frames import FrameConnection, LinkLimits
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 SNAPSHOT_HASHES = 1 << 16  # a frame
 UNOPENED_FRAME_BYTES = 4096
 
@@ -41,9 +42,11 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="open"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Start a request; its id belongs to this connection until its last delta."""
+    """Start a request; its id belongs to this connection until its last delta. `hashes` are its prompt's whole pages,
+    where it may be cached."""
 
     request: Request
+    hashes: list[int] = []
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -90,13 +93,25 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     last: bool
 
 
+class Booked(msgspec.Struct, frozen=True, array_like=True, tag="booked"):
+    """Another ingress has given the replica a request: of its prompt's whole pages `num_known` were stored, the others
+    are to be computed. It ends with a step that names its id."""
+
+    id: str
+    num_tokens: int
+    num_known: int
+    hashes: list[int]
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """What one step did for this ingress. `sequence` counts the non-empty event batches of the replica's life."""
+    """What one step did for this ingress. `sequence` counts the non-empty event batches of the replica's life; `ended`
+    are requests that are gone, whichever ingress they came from, if there are several."""
 
     sequence: int
     deltas: list[Delta]
     events: list[CacheEvent]
     load: Load
+    ended: list[str] = []
 
 
 class Flushed(msgspec.Struct, frozen=True, array_like=True, tag="flushed"):
@@ -114,7 +129,7 @@ FromIngress = Open | Submit | Abort | AbortCalls | EndPrograms | Flush | Resync
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_from_ingress = msgspec.msgpack.Decoder(FromIngress).decode
-_decode_from_replica = msgspec.msgpack.Decoder(Hello | Snapshot | Step | Flushed | Draining).decode
+_decode_from_replica = msgspec.msgpack.Decoder(Hello | Snapshot | Booked | Step | Flushed | Draining).decode
 
 
 class LinkObserver(Protocol):
@@ -128,6 +143,12 @@ class LinkObserver(Protocol):
 
     def on_load(self, load: Load) -> None:
         """What the replica has to do."""
+
+    def on_booked(self, booked: Booked) -> None:
+        """Another ingress has given it a request."""
+
+    def on_ended(self, request_ids: list[str]) -> None:
+        """These requests are gone from it, own ones and those of others."""
 
     def on_draining(self) -> None:
         """It takes no new requests."""
@@ -185,12 +206,13 @@ class ReplicaLink:
         """Requests without a last delta."""
         return len(self._sinks)
 
-    def submit(self, request: Request, sink: Sink) -> None:
-        """Send a request; `sink` gets its deltas until one with `finish`, on a dead link at once."""
+    def submit(self, request: Request, sink: Sink, hashes: Sequence[int] = ()) -> None:
+        """Send a request; `sink` gets its deltas until one with `finish`, on a dead link at once. `hashes` are those of
+        its prompt's pages."""
         if not self.is_open:
             sink(_failed(request.id, _lost("it was closed")))
             return
-        frame = _encode(Submit(request))
+        frame = _encode(Submit(request, list(hashes)))
         if len(frame) > self._limits.max_frame_bytes:
             raise RequestTooLargeError(f"the request is too large for the link ({len(frame)} bytes)")
         assert request.id not in self._sinks, request.id
@@ -239,6 +261,8 @@ class ReplicaLink:
             self._on_step(message)
         elif isinstance(message, Snapshot):
             self._on_snapshot(message)
+        elif isinstance(message, Booked):
+            self._observer.on_booked(message)
         elif isinstance(message, Flushed):
             self._on_flushed(message)
         elif isinstance(message, Draining):
@@ -254,6 +278,8 @@ class ReplicaLink:
             sink = self._sinks.get(delta.id) if delta.finish is None else self._sinks.pop(delta.id, None)
             if sink is not None:
                 sink(delta)
+        if step.ended:
+            self._observer.on_ended(step.ended)
 
     def _follow(self, step: Step) -> None:
         """Hand on events in order; after a gap the picture is worthless and a new one is asked for."""
@@ -329,6 +355,7 @@ class LinkServer:
         self._server: asyncio.Server | None = None
         self._peers: set[_Peer] = set()
         self._owners: dict[str, _Peer] = {}
+        self._ended: list[str] = []  # to be told with the next step
         self._stored: dict[int, None] = {}  # a copy of the cache's contents, so that snapshots need no engine
         self._sequence = 0
         self._load = Load(total_pages=info.num_pages, free_pages=info.num_pages)
@@ -378,12 +405,20 @@ class LinkServer:
         self._remember(report.events)
         own: dict[_Peer, list[Delta]] = {peer: [] for peer in self._peers}
         for delta in report.deltas:
-            peer = self._owners.get(delta.id) if delta.finish is None else self._owners.pop(delta.id, None)
+            peer = self._owners.get(delta.id) if delta.finish is None else self._end(delta.id)
             if peer in own:
                 own[peer].append(delta)
+        ended, self._ended = self._ended if len(own) > 1 else [], []
         for peer, deltas in own.items():
-            for frame in self._frames(deltas, report):
+            for frame in self._frames(deltas, report, ended):
                 peer.connection.send(frame)
+
+    def _end(self, request_id: str) -> _Peer | None:
+        """Whose request it was; all will be told that it is gone."""
+        peer = self._owners.pop(request_id, None)
+        if peer is not None:
+            self._ended.append(request_id)
+        return peer
 
     def _remember(self, events: Iterable[CacheEvent]) -> None:
         counted = False
@@ -399,17 +434,17 @@ class LinkServer:
             else:
                 self._stored.clear()
 
-    def _frames(self, deltas: list[Delta], report: StepReport) -> list[bytes]:
+    def _frames(self, deltas: list[Delta], report: StepReport, ended: list[str]) -> list[bytes]:
         """One frame; several, without repeating the events, if one would be larger than the peer accepts."""
-        frame = _encode(Step(self._sequence, deltas, report.events, report.load))
+        frame = _encode(Step(self._sequence, deltas, report.events, report.load, ended))
         if len(frame) <= self._limits.max_frame_bytes:
             return [frame]
-        frames = [_encode(Step(self._sequence, [], report.events, report.load))]
+        frames = [_encode(Step(self._sequence, [], report.events, report.load, ended))]
         for delta in deltas:
             frame = _encode(Step(self._sequence, [delta], [], report.load))
             if len(frame) > self._limits.max_frame_bytes:
                 self._engine.abort(delta.id)
-                self._owners.pop(delta.id, None)
+                self._end(delta.id)
                 too_large = RequestTooLargeError("the answer is too large to be sent; ask for fewer logprobs")
                 frame = _encode(Step(self._sequence, [_failed(delta.id, too_large)], [], report.load))
             frames.append(frame)
@@ -431,7 +466,7 @@ class LinkServer:
             part = hashes[start : start + SNAPSHOT_HASHES]
             peer.connection.send(_encode(Snapshot(self._sequence, part, start + SNAPSHOT_HASHES >= len(hashes))))
 
-    def _submit(self, peer: _Peer, request: Request) -> None:
+    def _submit(self, peer: _Peer, request: Request, hashes: list[int]) -> None:
         refusal: SgrayError | None = None
         if self._draining:
             refusal = ReplicaDrainingError("the replica is shutting down; send the request again")
@@ -442,10 +477,19 @@ class LinkServer:
             return
         self._owners[request.id] = peer
         self._engine.submit(request)
+        if len(self._peers) > 1:
+            self._tell_others(peer, request, hashes)
+
+    def _tell_others(self, peer: _Peer, request: Request, hashes: list[int]) -> None:
+        known = next((number for number, page in enumerate(hashes) if page not in self._stored), len(hashes))
+        frame = _encode(Booked(request.id, len(request.tokens), known, hashes[known:]))
+        for other in self._peers:
+            if other is not peer:
+                other.connection.send(frame)
 
     def _abort(self, peer: _Peer, request_id: str) -> None:
         if self._owners.get(request_id) is peer:
-            del self._owners[request_id]
+            self._end(request_id)
             self._engine.abort(request_id)
 
     def _abort_calls(self, name: str | None) -> None:
@@ -492,7 +536,7 @@ class _Peer:
         if not self._is_opened:
             self._authenticate(message)
         elif isinstance(message, Submit):
-            self._server._submit(self, message.request)
+            self._server._submit(self, message.request, message.hashes)
         elif isinstance(message, Abort):
             self._server._abort(self, message.id)
         elif isinstance(message, AbortCalls):

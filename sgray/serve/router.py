@@ -25,7 +25,7 @@ from sgray.serve.routing.watch import Watch, WatchLimits
 __all__ = ["CostModel", "PredictionCounters", "Router", "Ticket"]
 
 TRANSFER_S = 0.002  # what a frame is on its way for, at most; a report that comes sooner does not count a booking
-RECENT_GROWTH = 1.01  # a choice; of what new work weighs, which is how old work fades
+RECENT_GROWTH = 1.01  # a booking; of what new work weighs, which is how old work fades
 LARGE = 1e100
 PEER_FADE = 0.98  # a booking
 MAX_PROGRAMS = 4096  # the one that was asked for longest ago is forgotten
@@ -77,8 +77,8 @@ class Router:
         self._turn = itertools.count()
         self._homes: dict[str, str] = {}  # program -> the replica that it was sent to last
         self._recent_unit = 1.0
-        self._own_requests = 0.0  # both fade with every booking
-        self._all_requests = 0.0
+        self._own_bookings = 0.0  # both fade with every booking
+        self._all_bookings = 0.0
 
     @property
     def replicas(self) -> list[str]:
@@ -97,10 +97,10 @@ class Router:
 
     @property
     def peers(self) -> float:
-        """How many routers there seem to be, this one included: all requests that replicas took, over own ones."""
-        if self._own_requests < 1.0:
+        """How many routers there seem to be, this one included: all bookings over own ones."""
+        if self._own_bookings < 1.0:
             return 1.0
-        return min(MOST_PEERS, max(1.0, self._all_requests / self._own_requests))
+        return min(MOST_PEERS, self._all_bookings / self._own_bookings)
 
     def loads(self) -> dict[str, Load]:
         """The last reported load of each replica."""
@@ -154,8 +154,6 @@ class Router:
         before, replica.load, replica.heard = replica.load, load, now
         self.speeds.learn(before, load)
         replica.see_until(now - load.last_step_s - TRANSFER_S)
-        if before.steps:
-            self._all_requests += max(0, load.requests - before.requests)
 
     def choose(
         self, hashes: list[int], num_tokens: int, *, exclude: Collection[str] = (), program: str = ""
@@ -196,6 +194,26 @@ class Router:
         for program in programs:
             self._homes.pop(program, None)
 
+    def book_peer(self, name: str, request_id: str, num_tokens: int, num_known: int, hashes: list[int]) -> None:
+        """Another router has sent a request to this replica, which stores `num_known` pages of its prompt and will
+        compute those with these hashes; `finish_peers` must follow. Nothing happens if the replica is not known."""
+        replica = self._replicas.get(name)
+        if replica is None or request_id in replica.peers:
+            return
+        num_known += self._picture.match(hashes, replica.bit).get(replica.number, 0)
+        cached = max(0, min(num_known * self._page_size, num_tokens - 1))
+        ticket = replica.peers[request_id] = Ticket(name, num_tokens, cached, hashes, booked=self._clock())
+        self._enter(replica, ticket, hashes)
+
+    def finish_peers(self, name: str, request_ids: Iterable[str]) -> None:
+        """Requests are gone from this replica; those that no other router booked are passed over."""
+        replica = self._replicas.get(name)
+        if replica is None:
+            return
+        for request_id in request_ids:
+            if (ticket := replica.peers.pop(request_id, None)) is not None:
+                self.finish(ticket)
+
     def start(self, ticket: Ticket, cached_tokens: int) -> None:
         """The first delta came: the prompt is computed, `cached_tokens` of it were found."""
         if ticket.has_started:
@@ -222,6 +240,7 @@ class Router:
             assert sum(replica.promised.values()) == len(needed), replica.name
             assert replica.promised.keys() == set(needed), replica.name
             assert replica.unseen.keys() <= replica.tickets, replica.name
+            assert set(replica.peers.values()) <= replica.tickets, replica.name
             assert replica.unseen_uncached == sum(ticket.uncached for ticket in replica.unseen), replica.name
             assert replica.unseen_tokens == sum(ticket.num_tokens for ticket in replica.unseen), replica.name
         assert expected == self._picture.as_dict()
@@ -236,17 +255,18 @@ class Router:
         ticket = Ticket(
             replica.name, question.num_tokens, question.cached(replica), question.hashes, booked=question.now
         )
-        replica.book(ticket)
-        self._picture.own(replica.bit, question.hashes[question.depth(replica) :])
-        self._own_requests = self._own_requests * PEER_FADE + 1.0
-        self._all_requests *= PEER_FADE
-        self._weigh(replica, ticket.uncached)
+        self._own_bookings += 1.0
+        self._enter(replica, ticket, question.hashes[question.depth(replica) :])
         return ticket
 
-    def _weigh(self, replica: ReplicaState, uncached: int) -> None:
-        """Count recent work: old work fades because what is new weighs more with every choice."""
+    def _enter(self, replica: ReplicaState, ticket: Ticket, new_hashes: list[int]) -> None:
+        """Count a booking and recent work: what is old fades, here because what is new weighs more."""
+        replica.book(ticket)
+        self._picture.own(replica.bit, new_hashes)
+        self._own_bookings *= PEER_FADE
+        self._all_bookings = self._all_bookings * PEER_FADE + PEER_FADE
         self._recent_unit *= RECENT_GROWTH
-        replica.recent += uncached * self._recent_unit
+        replica.recent += ticket.uncached * self._recent_unit
         if self._recent_unit > LARGE:
             for other in self._replicas.values():
                 other.recent /= self._recent_unit

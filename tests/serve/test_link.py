@@ -26,7 +26,7 @@ from sgray.protocol import (
 )
 from sgray.serve import link as link_module
 from sgray.serve.frames import LinkLimits
-from sgray.serve.link import LinkServer, ReplicaLink
+from sgray.serve.link import Booked, LinkServer, ReplicaLink
 
 TOKEN = "correct horse"
 INFO = EngineInfo("tiny", "/models/tiny", "LlamaForCausalLM", "float32", "cpu", 256, 512, (2,), 16, 64, 8)
@@ -63,6 +63,8 @@ class Seen:
         self.events: list[CacheEvent] = []
         self.loads: list[Load] = []
         self.lost: list[str] = []
+        self.booked: list[Booked] = []
+        self.ended: list[str] = []
         self.num_draining = 0
 
     def on_snapshot(self, hashes: list[int]) -> None:
@@ -73,6 +75,12 @@ class Seen:
 
     def on_load(self, load: Load) -> None:
         self.loads.append(load)
+
+    def on_booked(self, booked: Booked) -> None:
+        self.booked.append(booked)
+
+    def on_ended(self, request_ids: list[str]) -> None:
+        self.ended += request_ids
 
     def on_draining(self) -> None:
         self.num_draining += 1
@@ -183,6 +191,47 @@ def test_deltas_go_to_the_ingress_that_asked_and_events_to_all() -> None:
         await until(lambda: got["a"] and got["b"])
         assert ([delta.tokens for delta in got["a"]], [delta.tokens for delta in got["b"]]) == ([[7]], [[8]])
         assert seen_first.events == seen_second.events == [CacheEvent("stored", [11])]
+
+    run(test)
+
+
+def test_an_ingress_learns_at_once_what_others_gave_a_replica_and_with_a_step_that_it_is_gone() -> None:
+    async def test(pair: Pair) -> None:
+        (first, seen), (second, seen_by_other) = await pair.link(), await pair.link()
+        pair.server.publish(report(events=[CacheEvent("stored", [1, 2])]))
+        await until(lambda: seen.events)
+        for name in ("a", "b", "c"):
+            first.submit(Request(name, list(range(70))), lambda delta: None, [1, 2, 3, 4])
+        await until(lambda: len(seen_by_other.booked) == 3)
+        assert seen_by_other.booked[0] == Booked("a", 70, 2, [3, 4])
+        assert seen.booked == [] and seen_by_other.ended == []
+        first.abort("b")
+        await until(lambda: pair.engine.aborted == ["b"])
+        pair.server.publish(report(Delta("a", [5], finish=Finish("stop")), Delta("b", finish=Finish("abort"))))
+        await until(lambda: len(seen_by_other.ended) == 2)
+        first.close()
+        await until(lambda: pair.engine.aborted == ["b", "c"])
+        second.submit(Request("d", [1]), lambda delta: None)
+        third, seen_by_third = await pair.link()
+        pair.server.publish(report(Delta("c", finish=Finish("abort"))))
+        await until(lambda: seen_by_other.ended == ["b", "a", "c"])
+        assert seen_by_third.booked == []
+        third.close()
+        second.close()
+
+    run(test)
+
+
+def test_an_only_ingress_is_told_nothing_of_its_own_requests() -> None:
+    async def test(pair: Pair) -> None:
+        link, seen = await pair.link()
+        got: list[Delta] = []
+        link.submit(Request("a", [1]), got.append, [1])
+        await until(lambda: pair.engine.submitted)
+        pair.server.publish(report(Delta("a", [5], finish=Finish("stop"))))
+        await until(lambda: got)
+        assert (seen.booked, seen.ended) == ([], [])
+        link.close()
 
     run(test)
 

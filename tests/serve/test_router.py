@@ -145,6 +145,40 @@ def test_a_promise_ends_with_its_request_unless_the_replica_stored_the_pages() -
     assert choose(router, kept).predicted_cached == 159
 
 
+def test_what_another_router_has_booked_is_a_promise_and_a_load_until_it_ends() -> None:
+    router = router_of(2)
+    tokens = prompt(own=800)
+    pages = hashes_of(tokens)
+    home = choose(router_of(2), tokens).replica
+    other = "r0" if home == "r1" else "r1"
+    router.book_peer(other, "a", 800, 0, pages)
+    router.book_peer(other, "a", 800, 0, pages)
+    router.book_peer("gone", "b", 800, 0, pages)
+    router.check()
+    ticket = choose(router, tokens)
+    assert (ticket.replica, ticket.predicted_cached) == (other, 799)
+    router.finish(ticket)
+    assert choose(router, prompt(own=800, seed=1)).replica == home, "the other one has something to do"
+    router.finish_peers(other, ["a", "unknown"])
+    router.finish_peers("gone", ["b"])
+    ticket = choose(router, tokens)
+    assert (ticket.replica, ticket.predicted_cached) == (other, 0), "nobody will compute it any more"
+
+
+def test_a_prompt_of_another_router_costs_what_is_neither_stored_nor_promised() -> None:
+    router = router_of(1)
+    tokens = prompt(own=800)
+    pages = hashes_of(tokens)
+    router.book_peer("r0", "a", 800, 10, pages[10:])
+    assert router._replicas["r0"].unseen_uncached == 640
+    router.book_peer("r0", "b", 800, 10, pages[10:])
+    assert router._replicas["r0"].unseen_uncached == 641
+    router.apply("r0", [CacheEvent("stored", pages)])
+    router.finish_peers("r0", ["a", "b"])
+    assert choose(router, tokens).predicted_cached == 799
+    router.check()
+
+
 def test_removed_and_cleared_pages_are_forgotten() -> None:
     router = router_of(1)
     pages = hashes_of(prompt(own=800))
@@ -246,7 +280,7 @@ def test_names_can_come_and_go_without_sharing_a_bit(count: int) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 3), st.integers(0, 60))))
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 2), st.integers(0, 3), st.integers(0, 60))))
 def test_any_history_keeps_the_index_consistent(history: list[tuple[int, int, int, int]]) -> None:
     router = router_of(3)
     tickets: list[Ticket] = []
@@ -261,6 +295,10 @@ def test_any_history_keeps_the_index_consistent(history: list[tuple[int, int, in
             router.start(tickets[length % len(tickets)], length)
         elif action == 3:
             router.leave(name)
+        elif action == 7:
+            router.book_peer(name, str(seed), len(tokens), 0, hashes_of(tokens))
+        elif action == 8:
+            router.finish_peers(name, [str(seed)])
         elif name in router.replicas:
             kinds = {4: "stored", 5: "removed", 6: "cleared"}
             router.apply(name, [CacheEvent(kinds.get(action, "stored"), hashes_of(tokens))])  # type: ignore[arg-type]

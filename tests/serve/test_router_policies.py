@@ -224,15 +224,17 @@ def test_when_all_old_replicas_are_busy_a_new_one_takes_what_it_can() -> None:
     assert {ask(router, pages_of(seed, 20)).replica for seed in range(20)} == {"new"}
 
 
-def test_the_number_of_routers_is_seen_in_the_requests_that_replicas_count() -> None:
-    router, clock = router_of(1)
-    total = 0
-    for step in range(1, 300):
+def test_the_number_of_routers_is_seen_in_what_they_book() -> None:
+    router, _ = router_of(1)
+    assert router.peers == 1.0
+    for index in range(300):
         finish_all(router, [ask(router, [], 10)])
-        total += 4
-        clock.now += 0.1
-        router.report("r0", Load(requests=total, steps=step, last_step_s=0.05))
-    assert 3.5 <= router.peers <= 4.5
+        names = [f"{index} {peer}" for peer in range(3)]
+        for name in names:
+            router.book_peer("r0", name, 10, 0, [])
+        router.finish_peers("r0", names)
+    assert 3.8 <= router.peers <= 4.2
+    router.check()
 
 
 @pytest.mark.parametrize("num_routers", [2, 4])

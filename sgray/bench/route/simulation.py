@@ -29,8 +29,12 @@ MakeReplica = Callable[[Timing, Size, Callable[[], float]], Replica]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is simulated around the requests. `loss` is the share of step frames that do not reach an ingress (their
-    deltas do, late knowledge is all that is lost); every `churn_s` seconds a replica dies and an empty one follows."""
+    """What is simulated around the requests.
+
+    `loss` is the share of step frames whose events and load do not reach an ingress (late knowledge is all that is
+    lost), and of messages about requests of other ingresses; every `churn_s` seconds a replica dies and an empty one
+    follows.
+    """
 
     policy: RoutingPolicy = "cost"
     num_replicas: int = 8
@@ -211,13 +215,23 @@ class Simulation:
         ingress.flights[flight.request.id] = flight
         seat = next(seat for seat in self._seats if seat.name == ticket.replica)
         seat.owners[flight.request.id] = ingress
-        self._later(lambda: self._submit(seat, flight.request))
+        self._later(lambda: self._submit(seat, flight))
 
-    def _submit(self, seat: _Seat, request: Request) -> None:
-        if seat.is_alive:
-            seat.replica.submit(request)
-            if not seat.is_busy:
-                self._begin(seat)
+    def _submit(self, seat: _Seat, flight: _Flight) -> None:
+        if not seat.is_alive:
+            return
+        request = flight.request
+        seat.replica.submit(request)
+        for ingress in self._ingresses:
+            if ingress is not seat.owners[request.id] and not self._is_lost():
+                self._later(lambda ingress=ingress: self._tell_booked(ingress, seat, flight))  # type: ignore[misc]
+        if not seat.is_busy:
+            self._begin(seat)
+
+    def _tell_booked(self, ingress: _Ingress, seat: _Seat, flight: _Flight) -> None:
+        request = flight.request
+        if request.id in seat.owners:
+            ingress.router.book_peer(seat.name, request.id, len(request.tokens), 0, flight.hashes)
 
     def _close(self, outcome: Outcome) -> None:
         self._open -= 1
@@ -248,10 +262,16 @@ class Simulation:
         if not seat.is_alive:
             return
         for ingress in self._ingresses:
-            if not self.world.loss or self._rng.random() >= self.world.loss:
+            if not self._is_lost():
                 self._follow(ingress, seat, sequence, report.events, report.load)
         for delta in report.deltas:
             self._receive(seat, delta)
+        ended = [delta.id for delta in report.deltas if delta.finish is not None]
+        for ingress in self._ingresses:
+            ingress.router.finish_peers(seat.name, ended)
+
+    def _is_lost(self) -> bool:
+        return bool(self.world.loss) and self._rng.random() < self.world.loss
 
     def _follow(self, ingress: _Ingress, seat: _Seat, sequence: int, events: list[CacheEvent], load: Load) -> None:
         """As the link does it: after a gap the picture stands still until a snapshot has come."""

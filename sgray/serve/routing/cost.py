@@ -71,7 +71,7 @@ class LeastCost:
         context = load.resident_tokens + load.waiting_tokens + replica.unseen_tokens
         step_s = (context + others * question.num_tokens) * speeds.context_s + 2 * others * speeds.sequence_s
         decode_s = model.decode_weight * speeds.expected_output * step_s
-        waiting = load.waiting + len(replica.unseen) * question.peers
+        waiting = load.waiting + len(replica.unseen)
         taxes = model.cache_tax + model.stall_tax * others + model.wait_tax * waiting
         return question.backlog(replica) / speed + (1 + taxes) * own_s + decode_s
 

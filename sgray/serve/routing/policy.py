@@ -47,11 +47,10 @@ class Question:
     def backlog(self, replica: ReplicaState) -> float:
         """Prompt tokens that it has to compute before a new one, as far as one can know now.
 
-        What it reported, less what it has computed since; and what no report of it can have counted, which other
-        routers are taken to give it as much of as this one.
+        What it reported, less what it has computed since; and what no report of it can have counted.
         """
         done = self.speeds.prefill_tokens_per_s * max(0.0, self.now - replica.heard)
-        return max(0.0, replica.load.waiting_tokens - done) + replica.unseen_uncached * self.peers
+        return max(0.0, replica.load.waiting_tokens - done) + replica.unseen_uncached
 
 
 class Policy(Protocol):

@@ -26,7 +26,7 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class ReplicaState:
-    """One replica: its own words (`stored`, `load`) and what this router alone knows (tickets and what they promise).
+    """One replica: its own words (`stored`, `load`, `peers`) and what this router alone knows (its tickets).
 
     `unseen` are the tickets, oldest first, that the last report cannot have counted; `unseen_uncached` and
     `unseen_tokens` are their sums. `recent` is prompt tokens given to it to compute, old ones fading.
@@ -40,7 +40,8 @@ class ReplicaState:
     owes_since: float = 0.0  # when the oldest ticket since then was booked
     stored: set[int] = field(default_factory=set)
     promised: dict[int, int] = field(default_factory=dict)  # page -> requests in flight that need it
-    tickets: set[Ticket] = field(default_factory=set)
+    tickets: set[Ticket] = field(default_factory=set)  # those of other routers included
+    peers: dict[str, Ticket] = field(default_factory=dict)  # request -> what another router has booked
     unseen: dict[Ticket, None] = field(default_factory=dict)
     unseen_uncached: int = 0
     unseen_tokens: int = 0
@@ -54,7 +55,7 @@ class ReplicaState:
 
     @property
     def num_requests(self) -> int:
-        """Requests that it has, of all routers, and those that it is about to get from this one."""
+        """Requests that it has reported, and those that no report can have counted."""
         return self.load.running + self.load.waiting + len(self.unseen)
 
     @property
