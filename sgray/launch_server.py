@@ -109,8 +109,8 @@ def ray_defaults(scratch: Path, *, haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(REPLICA_PORTS[0]),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(REPLICA_PORTS[1]),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "1800",
-        # An ingress may end while a call is on its way. HAProxy sends to another what it has whole when it sends it, so
-        # it waits for a body, up to its buffer; Serve has no switch for that, and puts this value before a line's end.
+        # An ingress may end while a call is on its way. HAProxy sends it to another if it had it whole when it sent it,
+        # so it is to wait for bodies, up to its buffer. Serve has no switch for that, but writes this value as it is.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response\n    option http-buffer-request",
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(256 * 1024),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),

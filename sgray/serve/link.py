@@ -105,7 +105,7 @@ class Booked(msgspec.Struct, frozen=True, array_like=True, tag="booked"):
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """What one step did for this ingress. `sequence` counts the non-empty event batches of the replica's life; `ended`
-    are requests that are gone, whichever ingress they came from, if there are several."""
+    are requests that are gone of those that any ingress was told of by `Booked`."""
 
     sequence: int
     deltas: list[Delta]
@@ -148,7 +148,7 @@ class LinkObserver(Protocol):
         """Another ingress has given it a request."""
 
     def on_ended(self, request_ids: list[str]) -> None:
-        """These requests are gone from it, own ones and those of others."""
+        """These requests of others are gone from it; there may be own ones among them."""
 
     def on_draining(self) -> None:
         """It takes no new requests."""
@@ -355,7 +355,8 @@ class LinkServer:
         self._server: asyncio.Server | None = None
         self._peers: set[_Peer] = set()
         self._owners: dict[str, _Peer] = {}
-        self._ended: list[str] = []  # to be told with the next step
+        self._booked: set[str] = set()  # requests that ingresses were told of which do not own them
+        self._ended: list[str] = []  # of those, what the next step tells
         self._stored: dict[int, None] = {}  # a copy of the cache's contents, so that snapshots need no engine
         self._sequence = 0
         self._load = Load(total_pages=info.num_pages, free_pages=info.num_pages)
@@ -408,17 +409,17 @@ class LinkServer:
             peer = self._owners.get(delta.id) if delta.finish is None else self._end(delta.id)
             if peer in own:
                 own[peer].append(delta)
-        ended, self._ended = self._ended if len(own) > 1 else [], []
+        ended, self._ended = self._ended, []
         for peer, deltas in own.items():
             for frame in self._frames(deltas, report, ended):
                 peer.connection.send(frame)
 
     def _end(self, request_id: str) -> _Peer | None:
-        """Whose request it was; all will be told that it is gone."""
-        peer = self._owners.pop(request_id, None)
-        if peer is not None:
+        """Whose request it was; if others know of it, they will be told that it is gone."""
+        if request_id in self._booked:
+            self._booked.remove(request_id)
             self._ended.append(request_id)
-        return peer
+        return self._owners.pop(request_id, None)
 
     def _remember(self, events: Iterable[CacheEvent]) -> None:
         counted = False
@@ -483,6 +484,7 @@ class LinkServer:
     def _tell_others(self, peer: _Peer, request: Request, hashes: list[int]) -> None:
         known = next((number for number, page in enumerate(hashes) if page not in self._stored), len(hashes))
         frame = _encode(Booked(request.id, len(request.tokens), known, hashes[known:]))
+        self._booked.add(request.id)
         for other in self._peers:
             if other is not peer:
                 other.connection.send(frame)

@@ -223,7 +223,7 @@ class Simulation:
         request = flight.request
         seat.replica.submit(request)
         for ingress in self._ingresses:
-            if ingress is not seat.owners[request.id] and not self._is_lost():
+            if ingress is not seat.owners[request.id] and not self._drops():
                 self._later(lambda ingress=ingress: self._tell_booked(ingress, seat, flight))  # type: ignore[misc]
         if not seat.is_busy:
             self._begin(seat)
@@ -262,7 +262,7 @@ class Simulation:
         if not seat.is_alive:
             return
         for ingress in self._ingresses:
-            if not self._is_lost():
+            if not self._drops():
                 self._follow(ingress, seat, sequence, report.events, report.load)
         for delta in report.deltas:
             self._receive(seat, delta)
@@ -270,7 +270,8 @@ class Simulation:
         for ingress in self._ingresses:
             ingress.router.finish_peers(seat.name, ended)
 
-    def _is_lost(self) -> bool:
+    def _drops(self) -> bool:
+        """Whether this message does not arrive."""
         return bool(self.world.loss) and self._rng.random() < self.world.loss
 
     def _follow(self, ingress: _Ingress, seat: _Seat, sequence: int, events: list[CacheEvent], load: Load) -> None:
