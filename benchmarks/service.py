@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from sgray.launch_server import free_ports, ray_defaults
+from sgray.launch_server import free_ports, ray_defaults, replica_ports
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -34,8 +34,11 @@ def cluster(*, haproxy: bool, temp_dir: Path | None = None) -> Iterator[tuple[st
     the cluster put their temporary files into `temp_dir`, or where this process does.
     """
     port = free_ports(1)[0]
-    with tempfile.TemporaryDirectory(prefix="sgray-be-", ignore_cleanup_errors=True) as scratch:
-        os.environ.update(ray_defaults(Path(scratch), haproxy=haproxy))
+    with (
+        tempfile.TemporaryDirectory(prefix="sgray-be-", ignore_cleanup_errors=True) as scratch,
+        replica_ports() if haproxy else contextlib.nullcontext() as ports,
+    ):
+        os.environ.update(ray_defaults(Path(scratch), ports))
         paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
         os.environ.update(PYTHONPATH=paths, RAY_AUTH_MODE="disabled", RAY_SERVE_LOG_TO_STDERR="0")
         os.environ.update(RAY_worker_niceness="0")  # whatever else runs here should not look like a wedge

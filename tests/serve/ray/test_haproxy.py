@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 
-from sgray.launch_server import ray_defaults
+from sgray.launch_server import ray_defaults, replica_ports
 
 ROOT = Path(__file__).parents[3]
 PORT = 28140
@@ -34,10 +34,13 @@ def service(model_dir: Path, service_type: Any) -> Iterator[Any]:
     arguments = document["applications"][0]["args"]
     arguments["model"]["dtype"] = "float32"
     arguments["memory"] = {"max_total_tokens": 16_384}
-    with tempfile.TemporaryDirectory(prefix="sgray-ha-", ignore_cleanup_errors=True) as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="sgray-ha-", ignore_cleanup_errors=True) as scratch,
+        replica_ports() as ports,
+    ):
         serve_file = Path(scratch, "serve.yaml")
         serve_file.write_text(yaml.safe_dump(document))
-        environment = os.environ | ray_defaults(Path(scratch), haproxy=True)
+        environment = os.environ | ray_defaults(Path(scratch), ports)
         environment |= {
             "RAY_ADDRESS": "local",
             "RAY_TMPDIR": scratch,
