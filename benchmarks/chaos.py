@@ -110,10 +110,10 @@ class Callers:
         except Refused as error:
             tally.refused[error.status] += 1
             if error.status not in DECLARED:
-                tally.failed.append(f"{call.name}: {error.status} {error}")
+                tally.failed.append(f"{_now()} {call.name}: {error.status} {error}")
             await asyncio.sleep(1)
         except (httpx.HTTPError, RuntimeError) as error:
-            tally.failed.append(f"{time.strftime('%H:%M:%S')} {call.name}: {type(error).__name__}: {error}")
+            tally.failed.append(f"{_now()} {call.name}: {type(error).__name__}: {error}")
             await asyncio.sleep(1)
         except _HungUp:
             tally.left += 1
@@ -122,7 +122,7 @@ class Callers:
             if answer == self._expected[call.name]:
                 tally.equal += 1
             else:
-                tally.different.append(f"{call.name}: {answer!r} instead of {self._expected[call.name]!r}")
+                tally.different.append(f"{_now()} {call.name}: {answer!r} instead of {self._expected[call.name]!r}")
 
     def _client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=self._url, timeout=200)
@@ -130,6 +130,10 @@ class Callers:
 
 class _HungUp(Exception):
     """This caller has left on purpose."""
+
+
+def _now() -> str:
+    return time.strftime("%H:%M:%S")
 
 
 class Disturber:
@@ -160,7 +164,7 @@ class Disturber:
 
     async def _disturb(self, kind: str, pid: int) -> None:
         self._tally.disturbances[kind] += 1
-        print(f"{time.strftime('%H:%M:%S')} {kind} {pid}", file=sys.stderr, flush=True)
+        print(f"{_now()} {kind} {pid}", file=sys.stderr, flush=True)
         with contextlib.suppress(ProcessLookupError):
             if kind == "kill":
                 os.kill(pid, signal.SIGKILL)
