@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -87,11 +88,27 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.usefixtures("service")
 def test_haproxy_is_what_answers_and_has_a_call_whole_before_it_sends_it() -> None:
-    commands = [process.cmdline() for process in psutil.Process().children(recursive=True)]
-    (path,) = {command[command.index("-f") + 1] for command in commands if Path(command[0]).name == "haproxy"}
+    (path,) = {command[command.index("-f") + 1] for command in (process.cmdline() for process in haproxies())}
     lines = [line.strip() for line in Path(path).read_text().splitlines()]
     for wanted in ("retry-on conn-failure empty-response", "option http-buffer-request", "tune.bufsize 262144"):
         assert wanted in lines
+
+
+@pytest.mark.usefixtures("service")
+def test_haproxy_sends_calls_to_ports_of_this_server_alone() -> None:
+    process = haproxies()[0]
+    environment, command = process.environ(), process.cmdline()
+    low, high = (int(environment[f"RAY_SERVE_DIRECT_INGRESS_{name}_HTTP_PORT"]) for name in ("MIN", "MAX"))
+    fallback = int(environment["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"])
+    text = Path(command[command.index("-f") + 1]).read_text()
+    ports = {int(port) for port in re.findall(r"^\s*server \S+ [\d.]+:(\d+)", text, re.MULTILINE)}
+    assert fallback in ports and len(ports) > 1
+    assert all(low <= port <= high for port in ports - {fallback})
+
+
+def haproxies() -> list[psutil.Process]:
+    """The HAProxy processes of this test's service."""
+    return [one for one in psutil.Process().children(recursive=True) if one.name() == "haproxy"]
 
 
 def test_answers_streams_and_errors(service: Any) -> None:
