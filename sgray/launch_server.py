@@ -139,6 +139,8 @@ def ray_defaults(scratch: Path, ports: range | None) -> dict[str, str]:
         # so it is to wait for bodies, up to its buffer. Serve has no switch for that, but writes this value as it is.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response\n    option http-buffer-request",
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(256 * 1024),
+        # An ingress that has closed a connection and refused one is not tried again, while tries are left for others.
+        "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy.cfg"),

