@@ -4,9 +4,10 @@
 
 A plan of some 12 kB is encoded, sent through the pipe of a rank and decoded there, as in a step. The clock, which is
 the same for all processes of a machine, runs from before it is encoded: until it is sent, which is what rank 0 pays,
-and until the rank has it. Plans come soon after each other, and in the pace of decode steps. A Ray actor does the same
-with the bytes that it is called with; for it the clock also runs until the caller has the answer, without which a
-caller does not learn of an error.
+and until the rank has it. A rank on a CPU sleeps until a plan comes, one on a GPU looks for it without a pause for a
+while. Plans come soon after each other, and in the pace of decode steps. A Ray actor does the same with the bytes that
+it is called with; for it the clock also runs until the caller has the answer, without which a caller does not learn of
+an error.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from typing import Any
 import msgspec
 
 from sgray.engine.plan import Admission, StepPlan
+from sgray.engine.rank import SPIN_S
 from sgray.parallel.pipes import receive, send
 from sgray.protocol import SamplingParams
 
-CHILD = "import sys; sys.path[:] = sys.argv[1:]; from plan_path import follow; follow()"
+CHILD = "import sys; sys.path[:] = sys.argv[2:]; from plan_path import follow; follow(float(sys.argv[1]))"
 
 
 def main() -> None:
@@ -40,10 +42,11 @@ def main() -> None:
     encoder, plan = msgspec.msgpack.Encoder(), a_plan()
     print(f"a plan of {len(plan.slots)} sequences and {len(plan.tokens)} tokens: {len(encoder.encode(plan))} bytes")
     paces = {"0.5 ms apart": 0.0005, f"{arguments.gap_ms:g} ms apart": arguments.gap_ms / 1000}
-    for pace, gap_s in paces.items():
-        sent, there = by_pipe(lambda: encoder.encode(plan), arguments.steps, gap_s)
-        show(f"pipe to a rank, sent, {pace}", sent)
-        show(f"pipe to a rank, there, {pace}", there)
+    for kind, spin_s in {"CPU": 0.0, "GPU": SPIN_S}.items():
+        for pace, gap_s in paces.items():
+            sent, there = by_pipe(lambda: encoder.encode(plan), arguments.steps, gap_s, spin_s)
+            show(f"pipe to a rank on a {kind}, sent, {pace}", sent)
+            show(f"pipe to a rank on a {kind}, there, {pace}", there)
     if arguments.without_ray:
         return
     import ray
@@ -72,11 +75,11 @@ def a_plan(num_decoding: int = 192, num_prompt: int = 3700) -> StepPlan:
     )
 
 
-def follow() -> None:
+def follow(spin_s: float) -> None:
     """A rank that does nothing with its plans but note when it has them."""
     decoder = msgspec.msgpack.Decoder(StepPlan)
     times = []
-    while raw := receive(0):
+    while raw := receive(0, spin_s):
         decoder.decode(raw)
         times.append(time.monotonic_ns())
         if len(times) == 1:
@@ -96,11 +99,11 @@ class Rank:
         return time.monotonic_ns()
 
 
-def by_pipe(encode: Callable[[], bytes], steps: int, gap_s: float) -> tuple[list[float], list[float]]:
+def by_pipe(encode: Callable[[], bytes], steps: int, gap_s: float, spin_s: float) -> tuple[list[float], list[float]]:
     """Seconds from before a plan is encoded until it is sent, and until the rank has it."""
     paths = [str(Path(__file__).resolve().parent), *sys.path]
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD, *paths], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", CHILD, str(spin_s), *paths], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         pipe = child.stdin.fileno()

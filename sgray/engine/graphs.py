@@ -108,5 +108,8 @@ def graph_sizes(max_sequences: int, max_tokens: int, max_short: int, *, has_shar
     return [
         *(StepSize(count, count, max_short=1, num_short=count, num_long=0, longest=0) for count in decodes),
         *(StepSize(count, count, 1, count, 0, longest=0, is_shared=True) for count in shared),
-        *(StepSize(count, tokens, max_short, tokens, tokens, longest=0, is_shared=True) for tokens, count in mixed),
+        *(
+            StepSize(count, tokens, max_short, min(tokens, count * max_short), tokens, longest=0, is_shared=True)
+            for tokens, count in mixed
+        ),
     ]

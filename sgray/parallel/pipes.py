@@ -30,8 +30,16 @@ def send(pipe: int, message: bytes, limit_s: float) -> None:
                 raise TimeoutError(f"nothing was read for {limit_s:g} s") from None
 
 
-def receive(pipe: int) -> bytes | None:
-    """The next message, waited for; None when there will be none."""
+def receive(pipe: int, spin_s: float = 0.0) -> bytes | None:
+    """The next message, waited for; None when there will be none.
+
+    For `spin_s` seconds it is asked for without a pause, which costs a core: being woken takes longer than reading.
+    """
+    if spin_s:
+        poll, due = select.poll(), time.monotonic() + spin_s
+        poll.register(pipe, select.POLLIN)
+        while not poll.poll(0) and time.monotonic() < due:
+            pass
     head = _exactly(pipe, 4)
     return None if head is None else _exactly(pipe, int.from_bytes(head, "little"))
 

@@ -8,6 +8,7 @@ this way, which is slow, since their processes compute in turns, and lets one GP
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from typing import Any
 
@@ -105,16 +106,27 @@ def share_memory(mesh: Mesh, store: dist.Store, device: torch.device) -> Peers:
 
     Raises RuntimeError where torch cannot map it.
     """
+    forbid_multicast()
+    own_store = dist.PrefixStore("symmetric memory", store)
+    _count_alike(mesh, own_store, device)
+    size = memory_bytes(NUM_PROGRAMS, ROOM_BYTES)
+    memory, handle, group = _rendezvous(mesh.tp_rank, mesh.tp_size, own_store, size, device)
+    begin = memory.data_ptr() - handle.buffer_ptrs[mesh.tp_rank]
+    addresses_R = torch.tensor([address + begin for address in handle.buffer_ptrs], dtype=torch.int64, device=device)
+    return Peers(mesh.tp_rank, addresses_R, NUM_PROGRAMS, ROOM_BYTES, owner=(memory, handle, group))
+
+
+def _rendezvous(
+    rank: int, num_ranks: int, store: dist.Store, num_bytes: int, device: torch.device
+) -> tuple[Tensor, Any, dist.ProcessGroup]:
+    """Memory of zeros that the others of the group map as well, torch's handle of it, and the group."""
     from torch._C._distributed_c10d import _register_process_group, _SymmetricMemory  # a torch for CPUs may lack them
 
-    forbid_multicast()
     symmetric: Any = _SymmetricMemory
     name = f"sgray {uuid.uuid4()}"  # torch looks groups up by a name, which only has to be new in this process
-    own_store = dist.PrefixStore("symmetric memory", store)
-    group = dist.ProcessGroup(own_store, mesh.tp_rank, mesh.tp_size)
+    group = dist.ProcessGroup(store, rank, num_ranks)
     _register_process_group(name, group)  # type: ignore[arg-type]
-    size = memory_bytes(NUM_PROGRAMS, ROOM_BYTES)
-    memory = symmetric.empty_strided_p2p((size,), (1,), torch.uint8, device)
+    memory = symmetric.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device)
     memory.zero_()
     torch.cuda.synchronize(device)  # who has met this rank may write
     try:
@@ -122,11 +134,30 @@ def share_memory(mesh: Mesh, store: dist.Store, device: torch.device) -> Peers:
     except RuntimeError as error:
         if "group info" not in str(error):
             raise
-        symmetric.set_group_info(name, mesh.tp_rank, mesh.tp_size, own_store)  # some versions look here
+        symmetric.set_group_info(name, rank, num_ranks, store)  # some versions look here
         handle = symmetric.rendezvous(memory, name)
-    begin = memory.data_ptr() - handle.buffer_ptrs[mesh.tp_rank]
-    addresses_R = torch.tensor([address + begin for address in handle.buffer_ptrs], dtype=torch.int64, device=device)
-    return Peers(mesh.tp_rank, addresses_R, NUM_PROGRAMS, ROOM_BYTES, owner=(memory, handle, group))
+    return memory, handle, group
+
+
+def _count_alike(mesh: Mesh, store: dist.Store, device: torch.device) -> None:
+    """Lets ranks meet that have met others before, as rank 0 has when it loads another engine.
+
+    Torch numbers the keys under which ranks look for each other by a count of the whole process, and waits for ever
+    for a rank that counts differently. Those behind meet themselves until they are as far as the first.
+    """
+    count = _met_alone(device)
+    store.set(f"count {mesh.tp_rank}", str(count))
+    most = max(int(store.get(f"count {rank}")) for rank in range(mesh.tp_size))
+    while count < most:
+        count = _met_alone(device)
+
+
+def _met_alone(device: torch.device) -> int:
+    """Torch's number of a meeting of this process alone."""
+    store = dist.HashStore()
+    _rendezvous(0, 1, store, 1, device)
+    keys: list[str] = getattr(store, "list_keys", list)()  # not in every torch; then ranks must be new processes
+    return max((int(key.rsplit("/", 2)[1]) for key in keys if re.fullmatch(r".*/\d+/0", key)), default=0)
 
 
 def _all_gpus(mesh: Mesh, store: dist.Store, device: torch.device) -> list[str]:

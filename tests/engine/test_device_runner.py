@@ -161,6 +161,14 @@ def test_where_no_layer_sees_all_keys_nothing_is_read_once(tmp_path: Path) -> No
     assert not shared
 
 
+@pytest.mark.parametrize("max_sequences", [1, 2, 32, 600])
+@pytest.mark.parametrize("max_short", [1, 4, 64])
+def test_no_graph_provides_for_more_short_tokens_than_its_sequences_have(max_sequences: int, max_short: int) -> None:
+    sizes = graph_sizes(max_sequences, 2048, max_short, has_shared=True)
+    assert all(size.num_short == min(size.num_tokens, size.num_sequences * size.max_short) for size in sizes)
+    assert {size.num_tokens for size in sizes if not size.is_decode} >= {64, 704}
+
+
 def masked(name: str, tokens: list[int], allowed: list[list[int]], **changes: object) -> tuple[Request, Scripted]:
     request = greedy(name, tokens, len(allowed), **changes)
     return replace(request, grammar=Grammar("regex", name)), Scripted(allowed)

@@ -11,7 +11,8 @@ import pytest
 from sgray.parallel.pipes import receive, send
 
 
-def test_messages_of_any_size_arrive_whole_and_in_order() -> None:
+@pytest.mark.parametrize("spin_s", [0.0, 0.001, 10.0])
+def test_messages_of_any_size_arrive_whole_and_in_order(spin_s: float) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     messages = [b"", b"x", bytes(range(256)) * 4000, b"last"]
@@ -23,9 +24,21 @@ def test_messages_of_any_size_arrive_whole_and_in_order() -> None:
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert [receive(reader) for _ in messages] == messages
-    assert receive(reader) is None
+    assert [receive(reader, spin_s) for _ in messages] == messages
+    assert receive(reader, spin_s) is None
     thread.join()
+    os.close(reader)
+
+
+def test_who_has_looked_in_vain_for_long_enough_sleeps() -> None:
+    reader, writer = os.pipe()
+    thread = threading.Timer(0.5, os.write, (writer, bytes(4)))
+    thread.start()
+    begin = time.thread_time()
+    assert receive(reader, 0.02) == b""
+    assert time.thread_time() - begin < 0.2
+    thread.join()
+    os.close(writer)
     os.close(reader)
 
 
