@@ -26,8 +26,8 @@ from sgray.errors import SgrayError
 from sgray.parallel.mesh import Mesh
 from sgray.parallel.pipes import receive
 
-# A rank with a GPU has a core to spare, and its next plan mostly comes within a step. Being woken took 0.2 ms on a
-# virtual machine with an H200, and more the longer the core had slept.
+# A rank with a GPU has a core to spare, and its next plan mostly comes within a step. To ranks that slept, a plan took
+# 0.23 ms on the host of an H200, a virtual machine, where they had slept for 0.5 ms, and 0.38 ms where for 8.
 SPIN_S = 0.02
 
 

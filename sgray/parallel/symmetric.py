@@ -157,7 +157,7 @@ def _met_alone(device: torch.device) -> int:
     store = dist.HashStore()
     _rendezvous(0, 1, store, 1, device)
     keys: list[str] = getattr(store, "list_keys", list)()  # not in every torch; then ranks must be new processes
-    return max((int(key.rsplit("/", 2)[1]) for key in keys if re.fullmatch(r".*/\d+/0", key)), default=0)
+    return max((int(found[1]) for key in keys if (found := re.search(r"/(\d+)/0$", key))), default=0)
 
 
 def _all_gpus(mesh: Mesh, store: dist.Store, device: torch.device) -> list[str]:
