@@ -74,16 +74,16 @@ def run_file(serve_file: Path, *, haproxy: bool, lifeline: int | None = None) ->
         served_spec(resolve_model(config.model.model_path, revision=config.model.revision), config)
     names = [config.model_name for config in configs]
     command = [sys.executable, "-m", "ray.serve.scripts", "run", str(serve_file)]
-    with contextlib.ExitStack() as held:
-        scratch = held.enter_context(tempfile.TemporaryDirectory(prefix="sgray-"))
-        ports = held.enter_context(replica_ports()) if haproxy and has_haproxy() else None
-        defaults = ray_defaults(Path(scratch), ports)
+    with (
+        tempfile.TemporaryDirectory(prefix="sgray-") as scratch,
+        replica_ports() if haproxy and has_haproxy() else contextlib.nullcontext() as ports,
+    ):
         has_keys = any(keyring.is_closed for keyring in keyrings)
         run_server(
             command,
             host,
             port,
-            defaults=defaults,
+            defaults=ray_defaults(Path(scratch), ports),
             on_ready=lambda url: print(ready_text(url, names, has_keys=has_keys), flush=True),
             lifeline=lifeline,
         )

@@ -88,20 +88,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.usefixtures("service")
 def test_haproxy_is_what_answers_and_has_a_call_whole_before_it_sends_it() -> None:
-    (path,) = {command[command.index("-f") + 1] for command in (process.cmdline() for process in haproxies())}
-    lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    lines = [line.strip() for line in haproxy_file().splitlines()]
     for wanted in ("retry-on conn-failure empty-response", "option http-buffer-request", "tune.bufsize 262144"):
         assert wanted in lines
 
 
 @pytest.mark.usefixtures("service")
 def test_haproxy_sends_calls_to_ports_of_this_server_alone() -> None:
-    process = haproxies()[0]
-    environment, command = process.environ(), process.cmdline()
+    environment = haproxies()[0].environ()
     low, high = (int(environment[f"RAY_SERVE_DIRECT_INGRESS_{name}_HTTP_PORT"]) for name in ("MIN", "MAX"))
     fallback = int(environment["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"])
-    text = Path(command[command.index("-f") + 1]).read_text()
-    ports = {int(port) for port in re.findall(r"^\s*server \S+ [\d.]+:(\d+)", text, re.MULTILINE)}
+    ports = {int(port) for port in re.findall(r"^\s*server \S+ [\d.]+:(\d+)", haproxy_file(), re.MULTILINE)}
     assert fallback in ports and len(ports) > 1
     assert all(low <= port <= high for port in ports - {fallback})
 
@@ -109,6 +106,12 @@ def test_haproxy_sends_calls_to_ports_of_this_server_alone() -> None:
 def haproxies() -> list[psutil.Process]:
     """The HAProxy processes of this test's service."""
     return [one for one in psutil.Process().children(recursive=True) if one.name() == "haproxy"]
+
+
+def haproxy_file() -> str:
+    """What Serve wrote for the HAProxy of this test's service."""
+    (path,) = {command[command.index("-f") + 1] for command in (process.cmdline() for process in haproxies())}
+    return Path(path).read_text()
 
 
 def test_answers_streams_and_errors(service: Any) -> None:
