@@ -36,12 +36,11 @@ from processes import MAX_GROWTH_MIB, Gang, Scales, gangs, has_ended, helpers, o
 from service import cluster, figures, leaked_pages
 
 from sgray.config import DEFAULT_MODEL
-from sgray.engine.ranks import SILENCE_S
 from sgray.launch_server import has_haproxy
 
 NUM_REPLICAS = 2
 MODEL_NAME = "model"
-DEATH_S = 10.0  # for a gang to go once it can be known that it is broken
+DEATH_S = 10.0  # for a gang to go once one of it is dead or stuck
 TIDY_S = 10.0  # for what is behind a gang that has gone
 POLL_S = 0.05
 LOOK_S = 0.25  # between two looks at all processes
@@ -55,13 +54,12 @@ class Blow:
     name: str
     signal: signal.Signals
     is_first: bool  # it hits rank 0, which is the replica
-    known_after_s: float  # when it can be known at the latest
 
 
 BLOWS = (
-    Blow("kill rank", signal.SIGKILL, is_first=False, known_after_s=0.0),
-    Blow("kill replica", signal.SIGKILL, is_first=True, known_after_s=0.0),
-    Blow("stop rank", signal.SIGSTOP, is_first=False, known_after_s=SILENCE_S),
+    Blow("kill rank", signal.SIGKILL, is_first=False),
+    Blow("kill replica", signal.SIGKILL, is_first=True),
+    Blow("stop rank", signal.SIGSTOP, is_first=False),
 )
 
 
@@ -236,16 +234,15 @@ class Rounds:
         due = self._streams.ends()
         process.send_signal(blow.signal)
         begin = time.monotonic()
-        await asyncio.gather(self._death(done, gang, begin, blow), self._return(done, gang, begin, running))
+        await asyncio.gather(self._death(done, gang, begin), self._return(done, gang, begin, running))
         await self._streams.settle(due)
         done.problems += await asyncio.to_thread(self._remains.left)
         return done
 
-    async def _death(self, done: Round, gang: Gang, begin: float, blow: Blow) -> None:
-        limit_s = blow.known_after_s + DEATH_S
+    async def _death(self, done: Round, gang: Gang, begin: float) -> None:
         while left := [process for process in gang.processes if not has_ended(process)]:
-            if time.monotonic() - begin > limit_s:
-                done.problems.append(f"after {limit_s:g} s there still is {', '.join(map(_named, left))}")
+            if time.monotonic() - begin > DEATH_S:
+                done.problems.append(f"after {DEATH_S:g} s there still is {', '.join(map(_named, left))}")
                 return
             await asyncio.sleep(POLL_S)
         done.death_s = time.monotonic() - begin
@@ -368,7 +365,6 @@ def _configuration(arguments: argparse.Namespace) -> Json:
             "max_replicas": NUM_REPLICAS,
             "num_cpus_per_replica": 0.25,
             "num_cpus_per_ingress": 0.1,
-            "health_check_period_s": 1.0,
         },
     }
 

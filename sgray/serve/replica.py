@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import secrets
 import sys
 from typing import Any
@@ -28,6 +29,7 @@ from sgray.serve.tracing import spans_of
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.05
+LOST_POLL_S = 0.25
 HAND_OVER_S = 10.0  # before Serve's time limit, or in its last quarter, streams that still run are handed over
 FIRST_STEPS_S = 60.0  # while an engine's speed is not known: what its first steps need is compiled in them
 PATIENCE = 10.0
@@ -61,6 +63,7 @@ class LLMReplica:
         host = ray.util.get_node_ip_address()
         self._endpoint = Endpoint(host, await self._server.start(host), token)
         self._engine_loop.start()
+        self._watch = asyncio.create_task(self._end_when_lost())
         self._has_started = True
         logger.info("engine ready: %s", engine.info)
 
@@ -93,6 +96,7 @@ class LLMReplica:
         """Called by Serve before the end: take nothing new, finish what runs, and hand over what takes too long."""
         if not self._has_started:
             return  # loading failed, which Serve has been told
+        self._watch.cancel()
         self._server.drain()
         clock = asyncio.get_running_loop().time
         end = clock() + self._drain_s
@@ -106,6 +110,18 @@ class LLMReplica:
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
 
+    async def _end_when_lost(self) -> None:
+        """End this process once its engine will do no more work: Serve replaces a dead replica at its next look.
+
+        It would wait for three bad answers of one that still answers.
+        """
+        while not (health := self._engine_loop.health()).is_lost:  # noqa: ASYNC110 - a fault may come of any thread
+            await asyncio.sleep(LOST_POLL_S)
+        logger.critical("this replica ends, for its engine can compute no more: %s", health.error)
+        await self._server.close()  # its streams go on at other replicas
+        await asyncio.sleep(LOST_POLL_S)  # what it has still to say is sent
+        end_process()
+
     def _publish(self, report: StepReport) -> None:
         """Called by the engine's thread, which is not to make spans: its next step waits."""
         self._server.publish(report)
@@ -118,7 +134,7 @@ class LLMReplica:
         if not health.alive:
             return "the engine's thread is dead"
         if health.is_lost:
-            return f"the engine can compute no more: {health.error}"
+            return f"the engine can compute no more: {health.error}"  # and this process is about to end
         if health.busy and health.last_step_age_s > self._patience_s(health.slow_step_s):
             return f"work is waiting and no step has ended for {health.last_step_age_s:.0f} s"
         return None
@@ -129,6 +145,11 @@ class LLMReplica:
         if not tokens_per_s:
             return max(self._wedge_timeout_s, FIRST_STEPS_S)
         return max(self._wedge_timeout_s, PATIENCE * max(slow_step_s, self._step_tokens / tokens_per_s))
+
+
+def end_process() -> None:
+    """At once: threads and other ranks may be stuck, and would be waited for."""
+    os._exit(1)
 
 
 def _load(config: Config, nodes: FurtherNodes | None) -> Engine:

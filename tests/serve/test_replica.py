@@ -154,11 +154,18 @@ def test_a_replica_that_goes_away_hands_over_what_takes_too_long(model_dir: obje
     run(test)
 
 
-def test_a_replica_whose_device_has_failed_is_unhealthy(model_dir: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_whose_device_has_failed_ends_by_itself(model_dir: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(replica_module, "end_process", ended.set)
+
     async def test(replica: LLMReplica, dispatcher: Dispatcher) -> None:
         await replica.check_health()
+        await asyncio.sleep(2 * replica_module.LOST_POLL_S)
+        assert dispatcher.ready() and not ended.is_set()
         monkeypatch.setattr(replica._engine_loop._engine, "_fault", "it fell off the bus")
         with pytest.raises(RuntimeError, match="can compute no more: it fell off the bus"):
             await replica.check_health()
+        assert await asyncio.to_thread(ended.wait, 5)
+        assert not dispatcher.ready(), "its streams could go on elsewhere"
 
     run(test)
