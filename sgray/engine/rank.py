@@ -27,8 +27,8 @@ from sgray.parallel.mesh import Mesh
 from sgray.parallel.pipes import receive
 
 # A rank with a GPU has a core to spare, and its next plan mostly comes within a step. On the host of an H200, a virtual
-# machine, a plan takes 0.17 ms to a rank that looks for it and 0.23 ms to one that sleeps, with plans 0.5 ms apart; 0.25
-# and 0.35 ms where they are 8 ms apart.
+# machine, a plan takes 0.17 ms to a rank that looks for it and 0.23 ms to one that sleeps, where plans come 0.5 ms
+# after each other; 0.25 and 0.35 ms where they come 8 ms after each other.
 SPIN_S = 0.02
 
 
